@@ -1,0 +1,1 @@
+"""Do scenarios to a started server and bring back measurements."""

@@ -1,0 +1,1 @@
+"""Start a build under a server: containers by digest, or processes."""
