@@ -1,0 +1,92 @@
+"""A run with everything around it: signals, progress, the answer, the exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import typer
+
+from imagebisect.cli import common
+from imagebisect.cli import progress as showing
+from imagebisect.errors import BisectError, ExitCode, Interrupted
+from imagebisect.interrupt import StopFlag, stop_on_signals
+from imagebisect.progress import Progress
+
+if TYPE_CHECKING:
+    from imagebisect.ledger import RunFolder
+    from imagebisect.state import RunState
+
+
+def resume_command(folder: RunFolder) -> str:
+    """What to type to go on with a run."""
+    results = folder.path.parent
+    place = "" if results.resolve() == common.DEFAULT_RESULTS.resolve() else f" --results {results}"
+    return f"bisect resume {folder.run_id}{place}"
+
+
+def watched(
+    work: Callable[[StopFlag, Progress], RunState], *, quiet: bool, folder: RunFolder | None, kind: Callable[[], None]
+) -> RunState:
+    """Do the work under the two-step Ctrl-C and with progress on stderr.
+
+    `kind` ends what the run started, at once; it is called before a second Ctrl-C ends the process.
+    """
+    stop = StopFlag()
+    progress = showing.choose(quiet=quiet)
+
+    def first() -> None:
+        sys.stderr.write("\nstopping cleanly; press Ctrl-C again to stop at once\n")
+
+    def second() -> None:
+        try:
+            kind()
+        finally:
+            if folder is not None:
+                sys.stderr.write(f"stopped at once; to go on: {resume_command(folder)}\n")
+            os._exit(int(ExitCode.INTERRUPTED))
+
+    with stop_on_signals(stop, on_first=first, on_second=second):
+        try:
+            return work(stop, progress)
+        finally:
+            showing.close(progress)
+
+
+def go(folder: RunFolder, *, as_json: bool, quiet: bool) -> RunState:
+    """Run or resume a run. Shows errors with the resume command and raises typer.Exit for them."""
+    from imagebisect import runtime, session
+
+    builds = folder.load().plan.builds
+
+    def reap() -> None:
+        runtime.for_builds(builds).reap(folder.run_id)
+
+    try:
+        return watched(
+            lambda stop, progress: session.run(folder, stop=stop, progress=progress),
+            quiet=quiet,
+            folder=folder,
+            kind=reap,
+        )
+    except BisectError as error:
+        if isinstance(error, Interrupted):
+            error.next_step = f"to go on: {resume_command(folder)}"
+        elif error.exit_code is ExitCode.ENVIRONMENT:
+            error.next_step = f"{error.next_step or 'put it right'} (this run: {resume_command(folder)})"
+        common.show_error(error, as_json=as_json, run=folder.run_id, folder=str(folder.path))
+        raise typer.Exit(int(error.exit_code)) from error
+
+
+def answer(folder: RunFolder, state: RunState, *, as_json: bool) -> int:
+    """Print the answer of a finished run; its exit code."""
+    from imagebisect.report import build_report, terminal
+
+    report = build_report(state)
+    if as_json:
+        common.print_json(report)
+    else:
+        sys.stdout.write(terminal.render(report, where=str(folder.path)) + "\n")
+    return int(report["exit_code"])

@@ -1,0 +1,131 @@
+"""`bisect status`, `bisect report` and `bisect mark`: looking at a run, and overruling it by hand."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagebisect.cli import common, going
+from imagebisect.errors import UsageError
+
+
+class Format(StrEnum):
+    """What a report can be."""
+
+    TERMINAL = "terminal"
+    MARKDOWN = "markdown"
+    JSON = "json"
+    CSV = "csv"
+
+
+class ByHand(StrEnum):
+    """Verdicts that can be set by hand."""
+
+    GOOD = "good"
+    BAD = "bad"
+    SKIP = "skip"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("status")(status)
+    app.command("report")(report)
+    app.command("mark")(mark)
+
+
+def status(
+    *, run_name: common.RunName = None, results: common.Results = common.DEFAULT_RESULTS, as_json: common.Json = False
+) -> None:
+    """Where a run stands: each target's bracket, what comes next, how to go on."""
+    with common.handled(as_json=as_json):
+        from imagebisect import ledger
+        from imagebisect.evidence import question
+        from imagebisect.report import build_report, terminal
+        from imagebisect.search import decide, starts_left
+        from imagebisect.session import scenarios_of
+
+        folder = ledger.find(results, run_name)
+        state = folder.load()
+        report = build_report(state)
+        ask = question(state)
+        probe = decide(ask, scenarios_of(state.plan)) if state.finished is None else None
+        if as_json:
+            report["next"] = (
+                {"build": ask.names[probe.build], "server": probe.server, "why": probe.why} if probe else None
+            )
+            report["starts_left"] = starts_left(ask)
+            common.print_json(report)
+            return
+        typer.echo(terminal.render(report, where=str(folder.path)))
+        if state.finished is not None:
+            typer.echo(f"finished {state.finished.at}")
+            return
+        if state.stopped is not None:
+            typer.echo(f"stopped {state.stopped.at}: {state.stopped.message}")
+        if probe is not None:
+            typer.echo(
+                f"next: {ask.names[probe.build]} on {probe.server} ({probe.why}); at most {starts_left(ask)} starts left"
+            )
+        typer.echo(f"to go on: {going.resume_command(folder)}")
+
+
+def report(
+    *,
+    run_name: common.RunName = None,
+    results: common.Results = common.DEFAULT_RESULTS,
+    form: Annotated[Format, typer.Option("--format", "-f", help="What to print.")] = Format.TERMINAL,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of stdout.")] = None,
+) -> None:
+    """Print a run's report."""
+    with common.handled(as_json=form is Format.JSON):
+        import json
+
+        from imagebisect import ledger
+        from imagebisect.report import build_report, markdown, table, terminal
+
+        folder = ledger.find(results, run_name)
+        value = build_report(folder.load())
+        match form:
+            case Format.TERMINAL:
+                text = terminal.render(value, where=str(folder.path)) + "\n"
+            case Format.MARKDOWN:
+                text = markdown.render(value)
+            case Format.JSON:
+                text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+            case Format.CSV:
+                text = table.render(value)
+        if output is None:
+            sys.stdout.write(text)
+            return
+        try:
+            output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"{output} cannot be written: {error.strerror}", next_step="choose another --output"
+            ) from error
+
+
+def mark(
+    build: Annotated[str, typer.Argument(help="The build's name.")],
+    verdict: Annotated[ByHand | None, typer.Argument(help="The verdict (leave out with --undo).")] = None,
+    run_name: common.RunName = None,
+    *,
+    target: Annotated[str, typer.Option("--target", "-t", help="The target it is for.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Take a verdict set by hand back.")] = False,
+    results: common.Results = common.DEFAULT_RESULTS,
+) -> None:
+    """Overrule one build's verdict for one target by hand. Such a target never ends as confirmed."""
+    with common.handled():
+        from imagebisect import ledger, session
+        from imagebisect.domain import Verdict
+
+        if undo == (verdict is not None):
+            raise UsageError("give either a verdict or --undo", next_step="bisect mark BUILD good|bad|skip --target T")
+        folder = ledger.find(results, run_name)
+        session.mark(folder, build, target, Verdict(verdict.value) if verdict is not None else None)
+        done = "taken back" if undo else f"is {verdict} by hand now"
+        typer.echo(f"{build} for {target}: {done}; to go on: {going.resume_command(folder)}", err=True)

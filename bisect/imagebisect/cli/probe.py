@@ -1,0 +1,77 @@
+"""`bisect probe`: one build, every scenario once. It judges nothing."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from imagebisect.cli import common, going
+from imagebisect.errors import ExitCode, UsageError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("probe")(probe)
+
+
+def probe(
+    build: Annotated[str, typer.Argument(help="The build's name in the builds file.")],
+    *,
+    images: common.Images = common.DEFAULT_IMAGES,
+    suite: common.SuiteFile = common.DEFAULT_SUITE,
+    server: Annotated[list[str] | None, typer.Option("--server", help="Only this server. Repeatable.")] = None,
+    results: common.Results = common.DEFAULT_RESULTS,
+    sets: common.Sets = None,
+    vars_file: common.VarsFile = None,
+    add_args: common.AddArgs = None,
+    envs: common.Envs = None,
+    name: Annotated[str | None, typer.Option("--name", help="The run's name (default: date and time).")] = None,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
+) -> None:
+    """Start one build and measure every scenario of the suite. Exit 0 measured, 3 not measurable, 20."""
+    with common.handled(as_json=as_json):
+        from dataclasses import replace
+
+        from imagebisect import config, runtime, session
+        from imagebisect.report import build_report, terminal
+
+        plan = common.load_plan(
+            images, suite, good=None, bad=None, sets=sets, vars_file=vars_file, add_args=add_args, envs=envs
+        )
+        entry = next((b for b in plan.builds if b.name == build), None)
+        if entry is None:
+            names = ", ".join(b.name for b in plan.builds)
+            raise UsageError(f"there is no build {build!r} in {images}", next_step=f"builds: {names}")
+        servers = tuple(server or (s.name for s in plan.suite.servers))
+        known = [s.name for s in plan.suite.servers]
+        for wanted in servers:
+            if wanted not in known:
+                raise UsageError(f"there is no server {wanted!r} in {suite}", next_step=f"servers: {', '.join(known)}")
+        config.require_startable(replace(plan, builds=(entry,)))
+
+        def reap() -> None:
+            for one in runtime.every_runtime():
+                one.reap(None)
+
+        state = going.watched(
+            lambda stop, progress: session.probe(
+                plan, entry.index, servers, results, stop=stop, progress=progress, name=name
+            ),
+            quiet=quiet,
+            folder=None,
+            kind=reap,
+        )
+        report = build_report(state)
+        starts = [start for b in report["builds"] for start in b["starts"]]
+        failed = [start for start in starts if start["outcome"] != "measured" or start["cause"]]
+        measured = bool(starts) and not failed
+        code = ExitCode.NOTHING_REGRESSED if measured else ExitCode.NOT_MEASURABLE
+        report["exit_code"], report["reason"] = int(code), "measured" if measured else "not_measurable"
+        if as_json:
+            common.print_json(report)
+        else:
+            sys.stdout.write(terminal.render_probe(report) + "\n")
+        raise typer.Exit(int(code))

@@ -1,0 +1,130 @@
+"""Progress on stderr: a live panel on a terminal, plain timestamped lines elsewhere."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from imagebisect.progress import (
+    Decided,
+    Noted,
+    PhaseBegan,
+    Progress,
+    ProgressEvent,
+    Pulling,
+    RepEnded,
+    RunBegan,
+    Silent,
+    StartEnded,
+)
+from imagebisect.report.wording import duration, number, size
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+PULL_EVERY_S = 10.0
+"""A pull says a line this often where there is no terminal."""
+
+
+def line_of(event: ProgressEvent) -> str | None:
+    """One line about an event, None for those that are no news."""
+    match event:
+        case RunBegan():
+            return (
+                f"run {event.run_id}: {event.builds} builds, {'resumed' if event.resumed else 'new'}, in {event.folder}"
+            )
+        case Decided():
+            left = f", about {duration(event.seconds_left)}" if event.seconds_left is not None else ""
+            return f"next: {event.build} on {event.server} ({event.why}); at most {event.starts_left} starts left{left}"
+        case PhaseBegan():
+            if event.phase in ("create", "stop") or (event.phase == "boot" and event.detail):
+                return None
+            return f"  {event.build} {event.server}: {event.phase}"
+        case RepEnded():
+            what = number(event.value, event.unit) if event.value is not None else event.note or "warm-up"
+            return f"  {event.build} {event.scenario} C={event.concurrency} rep {event.rep}/{event.reps}: {what}"
+        case StartEnded():
+            how = f"{event.cause}: {event.message}" if event.cause else "measured"
+            return f"  {event.build} {event.server}: {how} ({duration(event.seconds)})"
+        case Noted():
+            return event.text
+        case Pulling():
+            total = f" of {size(event.total_bytes)}" if event.total_bytes else ""
+            return f"  pulling {event.build}: {size(event.done_bytes)}{total}"
+
+
+class Lines:
+    """Plain lines with the time of day in UTC; safe in any log."""
+
+    def __init__(self) -> None:
+        self._pulled = 0.0
+
+    def emit(self, event: ProgressEvent) -> None:
+        """Print one line, if the event is worth one."""
+        if isinstance(event, Pulling):
+            now = time.monotonic()
+            if now - self._pulled < PULL_EVERY_S:
+                return
+            self._pulled = now
+        text = line_of(event)
+        if text is not None:
+            stamp = dt.datetime.now(dt.UTC).strftime("%H:%M:%SZ")
+            sys.stderr.write(f"{stamp} {text}\n")
+            sys.stderr.flush()
+
+
+class Panel:
+    """A live status of a few lines at the bottom, with the finished starts scrolling above it."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(stderr=True)
+        self._live: Live = Live("", console=self._console, refresh_per_second=4, transient=True)
+        self._decided = self._phase = self._rep = ""
+        self._began = time.monotonic()
+        self._live.start()
+
+    def close(self) -> None:
+        """Take the panel away."""
+        self._live.stop()
+
+    def emit(self, event: ProgressEvent) -> None:
+        """Update the status, or print a lasting line above it."""
+        from rich.markup import escape
+
+        match event:
+            case RunBegan() | Noted() | StartEnded():
+                style = "red" if isinstance(event, StartEnded) and event.cause else "none"
+                self._live.console.print(f"[{style}]{escape(line_of(event) or '')}[/]", highlight=False)
+                self._rep = ""
+            case Decided():
+                self._decided = line_of(event) or ""
+                self._began = time.monotonic()
+            case PhaseBegan():
+                self._phase = f"{event.build} {event.server}: {event.phase} {event.detail[-100:]}".rstrip()
+            case Pulling():
+                self._phase = (line_of(event) or "").strip()
+            case RepEnded():
+                self._rep = (line_of(event) or "").strip()
+        status = "\n".join(text for text in (self._decided, self._phase, self._rep) if text)
+        self._live.update(f"[dim]{escape(status)}[/]")
+
+
+def choose(*, quiet: bool) -> Progress:
+    """The progress that fits where stderr goes."""
+    if quiet:
+        return Silent()
+    if sys.stderr.isatty() and os.environ.get("TERM") not in (None, "", "dumb"):
+        return Panel()
+    return Lines()
+
+
+def close(progress: Progress) -> None:
+    """End what a progress holds of the terminal."""
+    if isinstance(progress, Panel):
+        progress.close()

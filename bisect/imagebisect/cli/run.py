@@ -1,0 +1,72 @@
+"""`bisect run` and `bisect resume`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from imagebisect.cli import common, going
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("run")(run)
+    app.command("resume")(resume)
+
+
+def run(
+    *,
+    images: common.Images = common.DEFAULT_IMAGES,
+    suite: common.SuiteFile = common.DEFAULT_SUITE,
+    results: common.Results = common.DEFAULT_RESULTS,
+    good: common.Good = None,
+    bad: common.Bad = None,
+    sets: common.Sets = None,
+    vars_file: common.VarsFile = None,
+    add_args: common.AddArgs = None,
+    envs: common.Envs = None,
+    name: Annotated[str | None, typer.Option("--name", help="The run's name (default: date and time).")] = None,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
+) -> None:
+    """Find the first bad build of every target."""
+    with common.handled(as_json=as_json):
+        from imagebisect import config, session
+
+        plan = common.load_plan(
+            images, suite, good=good, bad=bad, sets=sets, vars_file=vars_file, add_args=add_args, envs=envs
+        )
+        config.require_startable(plan)
+        folder = session.create(plan, results, name=name)
+        state = going.go(folder, as_json=as_json, quiet=quiet)
+        raise typer.Exit(going.answer(folder, state, as_json=as_json))
+
+
+def resume(
+    *,
+    run_name: common.RunName = None,
+    results: common.Results = common.DEFAULT_RESULTS,
+    if_unfinished: Annotated[
+        bool, typer.Option("--if-unfinished", help="Do nothing (exit 0) when there is no unfinished run: for @reboot.")
+    ] = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
+) -> None:
+    """Go on with a run that was stopped or killed, without repeating a finished measurement."""
+    with common.handled(as_json=as_json):
+        from imagebisect import ledger
+
+        if if_unfinished and run_name is None:
+            unfinished = [folder for folder in ledger.runs(results) if folder.load().finished is None]
+            if not unfinished:
+                if as_json:
+                    common.print_json({"schema": 1, "exit_code": 0, "reason": "nothing_to_resume"})
+                else:
+                    typer.echo(f"no unfinished run in {results}", err=True)
+                raise typer.Exit(0)
+            folder = unfinished[-1]
+        else:
+            folder = ledger.find(results, run_name)
+        state = going.go(folder, as_json=as_json, quiet=quiet)
+        raise typer.Exit(going.answer(folder, state, as_json=as_json))

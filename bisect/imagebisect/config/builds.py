@@ -1,0 +1,195 @@
+"""images.yaml: the ordered list of builds, oldest first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from imagebisect.config.problems import Problems
+from imagebisect.config.schema import DIGEST, BuildEntry, BuildsFile
+from imagebisect.config.yaml import PathIn, load
+from imagebisect.domain import (
+    Build,
+    BuildRole,
+    ImageSource,
+    Overrides,
+    Rewrite,
+    SimulatedSource,
+    Source,
+    VenvSource,
+)
+
+ENDS = 2
+"""A bisection has at least a good and a bad end."""
+
+SHORTEST_PREFIX = len("sha256:") + 7
+
+
+def load_builds(path: Path) -> tuple[Build, ...]:
+    """Read a builds file. ConfigError with every problem in it, each with its place.
+
+    The first build is the good anchor and the last the bad one unless `role` says otherwise.
+    """
+    document = load(path)
+    problems = Problems(document)
+    try:
+        file = BuildsFile.model_validate(document.data)
+    except ValidationError as error:
+        problems.add_validation(error, BuildsFile)
+        problems.raise_any()
+        raise
+    if len(file.builds) < ENDS:
+        found = "the list is empty" if not file.builds else "there is only one build"
+        problems.add(("builds",), f"{found}; a bisection needs a good and a bad end")
+        problems.raise_any()
+    builds: list[Build] = []
+    for index, entry in enumerate(file.builds):
+        build = _build(entry, index, builds, file.repository, problems, base=path.parent)
+        if build is not None:
+            builds.append(replace(build, location=document.at(("builds", index))))
+    _check_names(file, problems)
+    problems.raise_any()
+    _check_list(builds, problems)
+    problems.raise_any()
+    return tuple(builds)
+
+
+def _build(
+    entry: BuildEntry, index: int, earlier: list[Build], repository: str | None, problems: Problems, *, base: Path
+) -> Build | None:
+    place: PathIn = ("builds", index)
+    given = [key for key in ("digest", "venv", "simulated", "same_as") if getattr(entry, key) is not None]
+    if not given and (entry.tag is not None or entry.digest_prefix is not None):
+        given = ["digest"]
+    if len(given) != 1:
+        said = f"found {' and '.join(given)}" if given else "found none of them"
+        problems.add(place, f"a build has one of digest (or tag), venv, simulated, same_as; {said}")
+        return None
+    source = _source(entry, given[0], place, earlier, repository or entry.repository, problems, base=base)
+    if source is None:
+        return None
+    overrides = None
+    if entry.overrides is not None:
+        overrides = Overrides(env=dict(entry.overrides.env), args=tuple(entry.overrides.args))
+    return Build(
+        name=entry.name,
+        index=index,
+        source=source,
+        role=entry.role,
+        line=entry.line,
+        commit=entry.commit,
+        created=entry.created,
+        same_as=entry.same_as,
+        rewrites=tuple(Rewrite(from_arg=r.from_arg, to_arg=r.to_arg, why=r.why) for r in entry.rewrite),
+        overrides=overrides,
+    )
+
+
+def _source(
+    entry: BuildEntry,
+    kind: str,
+    place: PathIn,
+    earlier: list[Build],
+    repository: str | None,
+    problems: Problems,
+    *,
+    base: Path,
+) -> Source | None:
+    if kind != "digest":
+        for key in ("tag", "digest_prefix", "repository"):
+            if getattr(entry, key) is not None:
+                problems.add((*place, key), f"belongs to an image; this build has {kind}")
+    match kind:
+        case "same_as":
+            other = next((build for build in earlier if build.name == entry.same_as), None)
+            if other is None:
+                names = ", ".join(build.name for build in earlier) or "none"
+                problems.add(
+                    (*place, "same_as"), f"expected the name of an earlier build ({names}), found {entry.same_as!r}"
+                )
+                return None
+            return other.source
+        case "venv":
+            return VenvSource(path=str((base / Path(entry.venv or "").expanduser()).resolve()))
+        case "simulated":
+            return SimulatedSource(profile=entry.simulated or {})
+    return _image(entry, place, repository, problems)
+
+
+def _image(entry: BuildEntry, place: PathIn, repository: str | None, problems: Problems) -> ImageSource | None:
+    repository = entry.repository or repository
+    if repository is None:
+        problems.add(place, "expected `repository:` here or at the top of the file, e.g. vllm/vllm-openai")
+        return None
+    if "@" in repository or ":" in repository.rpartition("/")[2]:
+        problems.add((*place, "repository"), f"expected a repository without tag or digest, found {repository!r}")
+    digest = entry.digest
+    if digest is not None and not DIGEST.fullmatch(digest):
+        problems.add(
+            (*place, "digest"),
+            f"expected sha256: and 64 hexadecimal digits, found {digest!r}; "
+            "what is known of a shorter one goes to `digest_prefix`",
+        )
+    prefix = entry.digest_prefix
+    if prefix is not None and not (len(prefix) >= SHORTEST_PREFIX and DIGEST.fullmatch(prefix.ljust(71, "0"))):
+        problems.add((*place, "digest_prefix"), f"expected sha256: and at least 7 hexadecimal digits, found {prefix!r}")
+    if prefix is not None and digest is not None and not digest.startswith(prefix):
+        problems.add((*place, "digest_prefix"), f"contradicts the digest {digest}")
+    return ImageSource(repository=repository, digest=digest, tag=entry.tag, digest_prefix=prefix)
+
+
+def _check_names(file: BuildsFile, problems: Problems) -> None:
+    seen: dict[str, int] = {}
+    for index, entry in enumerate(file.builds):
+        if entry.name in seen:
+            problems.add(
+                ("builds", index, "name"), f"the name {entry.name} stands twice (also build {seen[entry.name]})"
+            )
+        seen.setdefault(entry.name, index)
+
+
+def _check_list(builds: list[Build], problems: Problems) -> None:
+    kinds = {build.source.kind for build in builds}
+    if len(kinds) > 1:
+        first = builds[0].source.kind
+        other = next(build for build in builds if build.source.kind != first)
+        problems.add(
+            ("builds", other.index),
+            f"{other.name} is of kind {other.source.kind} and {builds[0].name} of kind {first}: they cannot be compared",
+        )
+    seen: dict[str, Build] = {}
+    for build in builds:
+        key = _key(build.source)
+        if key is None or build.same_as is not None:
+            continue
+        if key in seen:
+            problems.add(
+                ("builds", build.index),
+                f"{build.name} is the same build as {seen[key].name}; if that is meant, write `same_as: {seen[key].name}`",
+            )
+        seen.setdefault(key, build)
+    good = [build for build in builds if build.role is BuildRole.GOOD]
+    bad = [build for build in builds if build.role is BuildRole.BAD]
+    for role, found in ((BuildRole.GOOD, good), (BuildRole.BAD, bad)):
+        if len(found) > 1:
+            problems.add(("builds", found[1].index, "role"), f"{found[0].name} is the {role} end already")
+    low = good[0].index if good else 0
+    high = bad[0].index if bad else len(builds) - 1
+    if low >= high:
+        culprit = bad[0] if bad else good[0]
+        problems.add(
+            ("builds", culprit.index, "role"),
+            f"the good end ({builds[low].name}) must stand before the bad end ({builds[high].name}): oldest first",
+        )
+
+
+def _key(source: Source) -> str | None:
+    match source:
+        case ImageSource():
+            return source.digest
+        case VenvSource():
+            return source.path
+        case SimulatedSource():
+            return None

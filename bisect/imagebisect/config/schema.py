@@ -1,0 +1,231 @@
+"""The two files as pydantic sees them; the JSON Schemas for editors come from here."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from imagebisect.domain import BuildRole, TargetRole, Worse
+
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+
+
+def seconds(value: Any) -> float:
+    """Read `20m`, `90s`, `50ms`, `2h` or a number of seconds; ValueError for anything else or below zero."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+        return float(value)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)", value) if isinstance(value, str) else None
+    if match is None or float(match[1]) <= 0:
+        raise ValueError(f"expected a time such as 90s, 20m or 2h, found {value!r}")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def not_bool(value: Any) -> Any:
+    """Refuse true/false where text is meant: YAML's `yes` is a classic."""
+    if isinstance(value, bool):
+        raise ValueError(f"expected text, found {str(value).lower()} (put it in quotes)")
+    return value
+
+
+Text = Annotated[str, BeforeValidator(not_bool)]
+Name = Annotated[str, Field(pattern=NAME), BeforeValidator(not_bool)]
+Seconds = Annotated[
+    float,
+    BeforeValidator(seconds),
+    Field(json_schema_extra={"anyOf": [{"type": "number"}, {"type": "string"}], "type": None}),
+]
+Positive = Annotated[int, Field(gt=0)]
+
+
+class Strict(BaseModel):
+    """No unknown keys; numbers may stand for text."""
+
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True, populate_by_name=True)
+
+
+# ------------------------------------------------------------------------ images.yaml
+
+
+class RewriteEntry(Strict):
+    """An argument replaced or dropped for one build, with the reason."""
+
+    from_arg: Text = Field(alias="from")
+    to_arg: Text | None = Field(default=None, alias="to")
+    why: Text
+
+
+class OverridesEntry(Strict):
+    """Env and arguments that make this entry another build than the one it is the same as."""
+
+    env: dict[str, Text] = Field(default_factory=dict)
+    args: list[Text] = Field(default_factory=list)
+
+
+class BuildEntry(Strict):
+    """One build: an image by digest, an environment, a simulated server, or the same as another entry."""
+
+    name: Name
+    digest: Text | None = None
+    digest_prefix: Text | None = None
+    tag: Text | None = None
+    repository: Text | None = None
+    venv: Text | None = None
+    simulated: dict[str, Any] | None = None
+    same_as: Text | None = None
+    role: BuildRole | None = None
+    line: Text = "main"
+    commit: Text | None = None
+    created: Text | None = None
+    rewrite: list[RewriteEntry] = Field(default_factory=list)
+    overrides: OverridesEntry | None = None
+    note: Text | None = None
+
+
+class BuildsFile(Strict):
+    """images.yaml: the builds, oldest first."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    repository: Text | None = None
+    builds: list[BuildEntry]
+
+
+# ------------------------------------------------------------------------ scenarios/*.yaml
+
+
+class VarEntry(Strict):
+    """A value that the suite leaves to its user: from --set, a vars file, `env`, or `default`."""
+
+    env: Text | None = None
+    required: bool = False
+    default: Text | None = None
+    help: Text | None = None
+
+
+class HfCacheEntry(Strict):
+    """A model inside a Hugging Face cache folder."""
+
+    path: Text
+    repo: Text
+    revision: Text | None = None
+    offline: bool = True
+
+
+class ModelEntry(Strict):
+    """The model's folder on this host and where the container sees it, or a Hugging Face cache."""
+
+    path: Text | None = None
+    at: Text = "/models/m"
+    hf_cache: HfCacheEntry | None = None
+
+
+class MountEntry(Strict):
+    """A folder of the host in the container."""
+
+    source: Text
+    target: Text
+    read_only: bool = True
+
+
+class ServerEntry(Strict):
+    """A serving configuration; in `servers` its keys replace those of `base`, `args+` appends."""
+
+    args: list[Text] | None = None
+    args_added: list[Text] = Field(default_factory=list, alias="args+")
+    env: dict[str, Text] = Field(default_factory=dict)
+    pass_env: list[Text] | None = None
+    gpus: list[Annotated[int, Field(ge=0)]] | Literal["all", "none"] | None = None
+    ipc: Text | None = None
+    shm_size: Text | None = None
+    ulimits: dict[str, int] | None = None
+    memory: Text | None = None
+    cpuset: Text | None = None
+    mounts: list[MountEntry] | None = None
+    entrypoint: list[Text] | None = None
+    network: Text | None = None
+    docker: dict[str, Any] | None = None
+    endpoint: Literal["completions", "chat"] | None = None
+    cache: Literal["fresh", "per-build"] | None = None
+    container_port: Annotated[int, Field(gt=0, lt=65536)] | None = None
+
+
+class DeadlinesEntry(Strict):
+    """How long each phase may take."""
+
+    pull_idle: Seconds = 300.0
+    boot: Seconds = 1800.0
+    request: Seconds | None = None
+    stop: Seconds = 60.0
+
+
+class IdleMemoryEntry(Strict):
+    """Free memory after boot."""
+
+    kind: Literal["idle-memory"]
+    on: Text
+    samples: Positive = 5
+    interval: Seconds = 1.0
+    deadline: Seconds | None = None
+
+
+class PrefillEntry(Strict):
+    """Prompts of exactly so many tokens, one output token."""
+
+    kind: Literal["prefill"]
+    on: Text
+    prompt_tokens: Positive
+    concurrency: list[Positive] = Field(default_factory=lambda: [1], min_length=1)
+    reps: Positive = 3
+    deadline: Seconds | None = None
+
+
+class DecodeEntry(Strict):
+    """Short prompts, many output tokens."""
+
+    kind: Literal["decode"]
+    on: Text
+    prompt_tokens: Positive = 512
+    output_tokens: Annotated[int, Field(gt=1)] = 256
+    concurrency: list[Positive] = Field(default_factory=lambda: [1], min_length=1)
+    reps: Positive = 3
+    deadline: Seconds | None = None
+
+
+class OomProbeEntry(Strict):
+    """A ladder of [prompt tokens, concurrency] that the server must live through."""
+
+    kind: Literal["oom-probe"]
+    on: Text
+    ladder: list[tuple[Positive, Positive]] = Field(min_length=1)
+    repeats: Positive = 1
+    deadline: Seconds | None = None
+
+
+ScenarioEntry = Annotated[IdleMemoryEntry | PrefillEntry | DecodeEntry | OomProbeEntry, Field(discriminator="kind")]
+
+
+class TargetEntry(Strict):
+    """One complaint: a metric, the direction that is worse, the smallest change that matters."""
+
+    metric: Text
+    worse: Worse
+    floor: Text | None = None
+    role: TargetRole = TargetRole.BISECT
+
+
+class SuiteFile(Strict):
+    """A file under scenarios/: the model, the servers, the scenarios, the targets."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    vars: dict[str, VarEntry] = Field(default_factory=dict)
+    model: ModelEntry | None = None
+    base: ServerEntry = Field(default_factory=ServerEntry)
+    servers: dict[str, ServerEntry]
+    scenarios: dict[str, ScenarioEntry]
+    targets: dict[str, TargetEntry]
+    deadlines: DeadlinesEntry = Field(default_factory=DeadlinesEntry)
+    seed: int = 1
+    gpu_probe: Literal["auto", "nvml", "nvidia-smi", "exec", "none"] = "auto"

@@ -1,0 +1,64 @@
+"""The report as Markdown for a GitHub issue: the claim first, then what it rests on."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import jinja2
+
+from imagebisect.report import wording
+
+LIMIT = 60_000
+"""GitHub refuses bodies above 65,536 characters; the rest is for whoever pastes it."""
+
+
+def render(report: dict[str, Any]) -> str:
+    """The whole report; sections are dropped from the end to stay within LIMIT, and that is said."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("imagebisect.report"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # noqa: S701  Markdown is escaped cell by cell
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "cell": _cell,
+        "number": wording.number,
+        "duration": wording.duration,
+        "size": wording.size,
+        "shell": shlex.join,
+    }
+    template = environment.get_template("report.md.jinja")
+    for left_out in range(4):
+        text = template.render(
+            report=report,
+            run=report["run"],
+            headline=wording.headline,
+            change=wording.change,
+            untestable=wording.untestable,
+            coverage=wording.coverage,
+            left_out=left_out,
+            commands=_commands(report),
+        )
+        if len(text) <= LIMIT:
+            return text
+    return text[: LIMIT - 40] + "\n\n(cut here: too long for GitHub)\n"
+
+
+def _cell(value: object) -> str:
+    """Text that cannot break out of a table cell or become markup."""
+    text = "" if value is None else str(value)
+    for mark in ("\\", "|", "<", "`"):
+        text = text.replace(mark, {"\\": "\\\\", "|": "\\|", "<": "&lt;", "`": "'"}[mark])
+    return " ".join(text.split())
+
+
+def _commands(report: dict[str, Any]) -> dict[str, list[str]]:
+    """One command of each server, as started."""
+    found: dict[str, list[str]] = {}
+    for build in report["builds"]:
+        for start in build["starts"]:
+            found.setdefault(start["server"], start["command"])
+    return found

@@ -1,0 +1,236 @@
+"""The report as one JSON value (design: section 5); every renderer reads this and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from imagebisect.domain import (
+    Build,
+    ImageSource,
+    Measurement,
+    MetricKind,
+    Plan,
+    SimulatedSource,
+    Target,
+    TargetResult,
+    VenvSource,
+    Verdict,
+)
+from imagebisect.report.scrub import Scrubber
+from imagebisect.search import results
+from imagebisect.session import exit_code
+from imagebisect.state import RunState, StartRecord
+
+SCHEMA = 1
+
+_measurement = TypeAdapter(Measurement)
+
+
+def _source(build: Build) -> dict[str, Any]:
+    match build.source:
+        case ImageSource() as image:
+            return {"image": f"{image.repository}@{image.digest or image.digest_prefix or image.tag}"}
+        case VenvSource() as venv:
+            return {"venv": venv.path}
+        case SimulatedSource():
+            return {"simulated": True}
+
+
+def _build_reference(state: RunState, index: int | None) -> dict[str, Any] | None:
+    if index is None:
+        return None
+    build = state.plan.builds[index]
+    identity = state.identities.get(index)
+    digest = build.source.digest if isinstance(build.source, ImageSource) else None
+    return {
+        "name": build.name,
+        "index": index,
+        "digest": digest or (identity.digest if identity else None),
+        "index_digest": identity.index_digest if identity else None,
+        "config_digest": identity.id if identity else None,
+        "revision": (identity.revision if identity else None) or build.commit,
+        "version": _version(state, index),
+        "line": build.line,
+    }
+
+
+def _version(state: RunState, index: int) -> str | None:
+    for start in state.starts:
+        if start.intended.build == index and isinstance(start.facts.get("version"), str):
+            return str(start.facts["version"])
+    identity = state.identities.get(index)
+    return identity.version if identity else None
+
+
+def _start(start: StartRecord) -> dict[str, Any]:
+    failure = start.failure or next((m.failure for m in start.measurements if m.failure is not None), None)
+    return {
+        "id": start.intended.start_id,
+        "server": start.intended.server,
+        "purpose": start.intended.purpose,
+        "why": start.intended.why,
+        "outcome": "void" if start.void else start.outcome or "running",
+        "cause": failure.cause if failure else None,
+        "message": failure.message if failure else None,
+        "masked_by": failure.masked_by if failure else None,
+        "details": dict(failure.details) if failure else {},
+        "boot_s": start.boot_s,
+        "seconds": start.seconds,
+        "facts": dict(start.facts),
+        "command": list(start.intended.rendered.argv),
+        "canonical_sha256": start.intended.rendered.canonical_sha256,
+        "measurements": [_measurement.dump_python(m, mode="json") for m in start.measurements],
+    }
+
+
+def probed(plan: Plan, found: TargetResult) -> tuple[int, int, int]:
+    """(builds with a verdict, builds in range, longest stretch without one) of one target."""
+    verdicts = {summary.build for summary in found.builds if summary.values or summary.marked}
+    verdicts |= {plan.good, plan.bad}
+    longest = stretch = 0
+    for build in range(plan.good, plan.bad + 1):
+        stretch = 0 if build in verdicts else stretch + 1
+        longest = max(longest, stretch)
+    return len([b for b in verdicts if plan.good <= b <= plan.bad]), plan.bad - plan.good + 1, longest
+
+
+def _target(state: RunState, target: Target, found: TargetResult) -> dict[str, Any]:
+    names = [build.name for build in state.plan.builds]
+    seen, count, longest = probed(state.plan, found)
+    untested = [s for s in found.builds if s.verdict is Verdict.SKIP and state.plan.good <= s.build <= state.plan.bad]
+    return {
+        "name": target.name,
+        "role": target.role.value,
+        "status": found.status.value if found.status else None,
+        "reason": found.reason,
+        "confidence": None,
+        "sentence": found.sentence,
+        "metric": target.metric_path,
+        "kind": target.metric.kind.value,
+        "unit": target.metric.unit,
+        "worse": target.worse.value,
+        "floor": target.floor.value,
+        "floor_relative": target.floor.relative,
+        "server": state.plan.suite.server_of(target),
+        "good_value": found.good_value,
+        "bad_value": found.bad_value,
+        "change_percent": found.change_percent,
+        "spread_percent": found.spread_percent,
+        "good_rate": found.good_rate,
+        "bad_rate": found.bad_rate,
+        "anchors": {
+            "good": {"name": names[state.plan.good], "value": found.anchor_good},
+            "bad": {"name": names[state.plan.bad], "value": found.anchor_bad},
+        },
+        "threshold": found.threshold,
+        "last_good": _build_reference(state, found.last_good),
+        "first_bad": _build_reference(state, found.first_bad),
+        "suspects": [_build_reference(state, build) for build in found.suspects],
+        "untestable": [{"name": names[s.build], "causes": list(s.causes)} for s in untested],
+        "probed": seen,
+        "in_range": count,
+        "longest_unprobed": longest,
+        "steps": [
+            {
+                "last": names[step.last],
+                "first": names[step.first],
+                "before": step.before.value,
+                "after": step.after.value,
+                "suspects": [names[build] for build in step.suspects],
+            }
+            for step in found.steps
+        ],
+        "values": {names[s.build]: list(s.values) for s in found.builds if s.values},
+    }
+
+
+def _build(state: RunState, index: int, found: tuple[TargetResult, ...]) -> dict[str, Any]:
+    build = state.plan.builds[index]
+    reference = _build_reference(state, index)
+    assert reference is not None
+    pull = state.pull_failures.get(index)
+    return {
+        **reference,
+        **_source(build),
+        "same_as": build.same_as,
+        "rewrites": [{"from": r.from_arg, "to": r.to_arg, "why": r.why} for r in build.rewrites],
+        "overrides": {"env": dict(build.overrides.env), "args": list(build.overrides.args)}
+        if build.overrides
+        else None,
+        "pull_failure": pull.message if pull else None,
+        "starts": [_start(start) for start in state.starts if start.intended.build == index],
+        "verdicts": {result.target: _verdict(state.plan, result, index) for result in found},
+    }
+
+
+def _verdict(plan: Plan, result: TargetResult, index: int) -> str | None:
+    """The verdict that a reader of the table expects: an anchor's is its role once the ends are told apart."""
+    summary = result.builds[index]
+    if summary.marked:
+        return summary.verdict.value
+    if not summary.values and not summary.causes:
+        return None
+    if result.threshold is None and result.first_bad is None:
+        return Verdict.SKIP.value if summary.verdict is Verdict.SKIP else Verdict.UNCLEAR.value
+    if summary.values and index == plan.good:
+        return Verdict.GOOD.value
+    if summary.values and index == plan.bad:
+        return Verdict.BAD.value
+    return summary.verdict.value
+
+
+def _suite(plan: Plan) -> dict[str, Any]:
+    return {
+        "name": plan.suite.name,
+        "seed": plan.suite.seed,
+        "model": (plan.suite.model.repo or plan.suite.model.path) if plan.suite.model else None,
+        "servers": {s.name: {"args": list(s.args), "env": dict(s.env), "gpus": s.gpus} for s in plan.suite.servers},
+        "scenarios": {s.name: {"kind": s.kind, "on": s.on} for s in plan.suite.scenarios},
+    }
+
+
+def build_report(state: RunState) -> dict[str, Any]:
+    """The whole report of a run as it stands, scrubbed, JSON-ready."""
+    found = results(state)
+    code, reason = exit_code(state)
+    plan = state.plan
+    by_name = {result.target: result for result in found}
+    judged = any(start.intended.purpose != "probe" for start in state.starts) or not state.starts
+    over = [start for start in state.starts if start.outcome is not None]
+    report = {
+        "schema": SCHEMA,
+        "exit_code": int(code),
+        "reason": reason,
+        "simulated": any(isinstance(build.source, SimulatedSource) for build in plan.builds),
+        "run": {
+            "id": state.created.run_id,
+            "suite": _suite(plan),
+            "started": state.created.started,
+            "finished": state.finished.at if state.finished else None,
+            "tool_version": state.created.tool_version,
+            "model_fingerprint": state.created.model_fingerprint,
+            "host": dict(state.created.host),
+            "deltas": list(plan.suite.deltas),
+            "starts": len(over),
+            "reps": sum(len(m.reps) for s in over for m in s.measurements),
+            "invalid_reps": sum(rep.invalid is not None for s in over for m in s.measurements for rep in m.reps),
+            "images": len({state.identities[b].id for b in state.identities}),
+            "pulled_bytes": sum(identity.pulled_bytes for identity in state.identities.values()),
+            "start_seconds": sum(start.seconds for start in over),
+            "resumed": len(state.resumed),
+            "good": plan.builds[plan.good].name,
+            "bad": plan.builds[plan.bad].name,
+        },
+        "targets": [_target(state, t, by_name[t.name]) for t in plan.suite.targets] if judged else [],
+        "builds": [_build(state, index, found if judged else ()) for index in range(len(plan.builds))],
+    }
+    pass_env = {name for server in plan.suite.servers for name in server.pass_env}
+    scrubbed: dict[str, Any] = Scrubber(pass_env).value(report)
+    return scrubbed
+
+
+def is_event(entry: dict[str, Any]) -> bool:
+    """Whether a target of the report is an event (it has rates instead of values)."""
+    return bool(entry["kind"] == MetricKind.EVENT.value)

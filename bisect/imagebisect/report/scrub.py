@@ -1,0 +1,62 @@
+"""Nothing personal leaves in a report: secrets by value, home folders, user and host names."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+_SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
+_TOKEN = re.compile(r"\b(hf_[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|sk-[A-Za-z0-9-]{16,})\b")
+_BEARER = re.compile(r"(?i)(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}")
+_URL_AUTH = re.compile(r"(https?://)[^/\s:@]+:[^/\s@]+@")
+_SHORTEST = 4
+"""Names and values shorter than this would blank out ordinary words."""
+
+
+class Scrubber:
+    """Replaces what must not leave this host. `pass_env` names variables whose values are secrets."""
+
+    def __init__(self, pass_env: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> None:
+        secrets = {environ[name] for name in pass_env if name in environ}
+        secrets |= {value for name, value in environ.items() if _SECRET_NAME.search(name)}
+        self._exact: list[tuple[str, str]] = [(value, "***") for value in secrets if len(value) >= _SHORTEST]
+        home = environ.get("HOME") or str(Path.home())
+        if len(home) >= _SHORTEST:
+            self._exact.append((home, "~"))
+        self._exact.sort(key=lambda pair: -len(pair[0]))
+        self._words: list[tuple[re.Pattern[str], str]] = []
+        for name, stands_for in ((socket.gethostname(), "<host>"), (_user(), "<user>")):
+            if len(name) >= _SHORTEST and name not in ("root", "localhost"):
+                self._words.append((re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])"), stands_for))
+
+    def text(self, text: str) -> str:
+        """One text without them."""
+        for value, stands_for in self._exact:
+            text = text.replace(value, stands_for)
+        for pattern, stands_for in self._words:
+            text = pattern.sub(stands_for, text)
+        text = _TOKEN.sub("***", text)
+        text = _BEARER.sub(r"\1 ***", text)
+        return _URL_AUTH.sub(r"\1***@", text)
+
+    def value(self, value: Any) -> Any:
+        """Any JSON value without them, keys included."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {self.text(str(key)): self.value(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.value(item) for item in value]
+        return value
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return ""

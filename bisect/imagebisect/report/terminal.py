@@ -1,0 +1,108 @@
+"""The answer as a person reads it on a terminal: plain text, no more than is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from imagebisect.report import wording
+
+
+def render(report: dict[str, Any], *, where: str | None = None) -> str:
+    """The whole answer; `where` is the run's folder."""
+    run = report["run"]
+    lines: list[str] = []
+    if report["simulated"]:
+        lines.append("Simulated builds: this shows how the tool works, it is no measurement of any vLLM.")
+        lines.append("")
+    for target in report["targets"]:
+        lines += _target(target)
+        lines.append("")
+    if report["targets"]:
+        lines += _table(report)
+        lines.append("")
+    lines.append(
+        f"{run['starts']} starts, {run['reps']} reps ({run['invalid_reps']} invalid), {run['images']} builds, "
+        f"{wording.size(run['pulled_bytes'])} pulled, {wording.duration(run['start_seconds'])} in starts"
+    )
+    lines += [f"delta from the published suite: {delta}" for delta in run["deltas"]]
+    if where:
+        lines.append(f"report: bisect report {run['id']} --format markdown   (run folder: {where})")
+    return "\n".join(lines)
+
+
+def _target(target: dict[str, Any]) -> list[str]:
+    watch = "  [watch]" if target["role"] == "watch" else ""
+    lines = [f"{target['name']}: {(target['status'] or 'open').upper()} - {wording.headline(target)}{watch}"]
+    if target["first_bad"] is not None:
+        lines.append(f"  last good  {_named(target['last_good'])}")
+        lines.append(f"  first bad  {_named(target['first_bad'])}")
+    lines.append(f"  {target['metric']}: {wording.change(target)}")
+    if target["status"] in ("narrowed", "inconsistent") and len(target["suspects"]) > 1:
+        lines.append("  suspects   " + ", ".join(build["name"] for build in target["suspects"]))
+    if target["sentence"]:
+        lines.append(f"  {target['sentence']}")
+    missing = wording.untestable(target)
+    if missing:
+        lines.append(f"  could not be tested: {missing}")
+    if target["status"] == "inconsistent":
+        lines += [f"  {step['last']} {step['before']} -> {step['first']} {step['after']}" for step in target["steps"]]
+    if target["first_bad"] is not None:
+        lines.append(f"  {wording.coverage(target)}")
+    return lines
+
+
+def _named(build: dict[str, Any]) -> str:
+    known = [build["digest"], build["version"], build["revision"]]
+    return "  ".join([str(build["name"]), *(str(item) for item in known if item)])
+
+
+def _table(report: dict[str, Any]) -> list[str]:
+    names = [target["name"] for target in report["targets"]]
+    rows = [["build", *names, "starts", "not measured because"]]
+    for build in report["builds"]:
+        causes = list(dict.fromkeys(start["cause"] for start in build["starts"] if start["cause"]))
+        if build["pull_failure"]:
+            causes.append("pull_failed")
+        verdicts = [build["verdicts"].get(name) or "." for name in names]
+        rows.append([build["name"], *verdicts, str(len(build["starts"])), ", ".join(causes)])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def render_probe(report: dict[str, Any]) -> str:
+    """What a probe saw: facts, metrics and every rep with both clocks. It judges nothing."""
+    lines: list[str] = []
+    for build in report["builds"]:
+        for start in build["starts"]:
+            facts = start["facts"]
+            lines.append(
+                f"{build['name']} on {start['server']}: {start['outcome']}"
+                + (f" ({start['cause']})" if start["cause"] else "")
+            )
+            if start["message"]:
+                lines.append(f"  {start['message']}")
+            shown = ("version", "kv_cache_tokens", "attention_backend", "gdn_prefill_kernel", "model_runner")
+            lines += [f"  {name}: {facts[name]}" for name in shown if name in facts]
+            if start["boot_s"] is not None:
+                lines.append(f"  ready after {start['boot_s']:.1f} s")
+            for measurement in start["measurements"]:
+                lines += _measurement(measurement)
+        if build["pull_failure"]:
+            lines.append(f"{build['name']}: {build['pull_failure']}")
+    return "\n".join(lines)
+
+
+def _measurement(measurement: dict[str, Any]) -> list[str]:
+    failure = measurement["failure"]
+    lines = [f"  {measurement['scenario']}:" + (f" {failure['cause']}: {failure['message']}" if failure else "")]
+    lines += [f"    {name} = {wording.number(value)}" for name, value in measurement["metrics"].items()]
+    for rep in measurement["reps"]:
+        kind = "warm-up" if rep["warmup"] else f"rep {rep['index']}"
+        server = rep["server_prefill_s"]
+        lines.append(
+            f"    C={rep['concurrency']} {kind}: {rep['prompt_tokens']} tokens, client {rep['seconds']:.3f} s, "
+            f"server prefill {'-' if server is None else f'{server:.3f} s'}, "
+            f"counted {rep['usage_prompt_tokens']}, cache hits {rep['cache_hit_tokens']}"
+            + (f", invalid: {rep['invalid']}" if rep["invalid"] else "")
+        )
+    return lines

@@ -1,0 +1,96 @@
+"""The sentences of a report, shared by all renderers. They claim what the status says and nothing more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+HEADLINES = {
+    "confirmed": "first bad build located",
+    "narrowed": "regressed, narrowed to suspects",
+    "inconsistent": "the order contradicts itself",
+    "not_reproduced": "does not reproduce here",
+    "improved": "the bad end is better",
+    "inconclusive": "cannot be said here",
+    "untestable_anchor": "an anchor cannot be tested",
+    None: "open",
+}
+
+REASONS = {
+    "untestable": "builds in between cannot be tested",
+    "budget": "the budget is spent",
+    "off_line": "the last good build is not on the first bad one's line of history",
+    "noise": "builds in between agree with neither end",
+    "marked": "a verdict was set by hand",
+    "watched": "watched, not searched",
+    "too_few_starts": "too few starts to tell the ends apart, or to exclude a difference",
+}
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """A measured number at the precision it deserves, with its unit."""
+    if value is None:
+        return "-"
+    size = abs(value)
+    text = f"{value:,.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.3g}"
+    return f"{text} {unit}".strip()
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def size(count: float) -> str:
+    """Bytes as people say them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def headline(target: dict[str, Any]) -> str:
+    """A target's status in words, with its reason."""
+    text = HEADLINES.get(target["status"], str(target["status"]))
+    reason = target["reason"]
+    return f"{text} ({REASONS.get(reason, reason)})" if reason else text
+
+
+def change(target: dict[str, Any]) -> str:
+    """What was measured on the two sides of a target: values with spread, or rates for events."""
+    starts = target["values"]
+    good = (target["last_good"] or target["anchors"]["good"])["name"]
+    bad = (target["first_bad"] or target["anchors"]["bad"])["name"]
+    counts = f"{len(starts.get(good, []))}+{len(starts.get(bad, []))} starts"
+    if target["kind"] == "event":
+        sides = []
+        for name, rate in ((good, target["good_rate"]), (bad, target["bad_rate"])):
+            values = starts.get(name, [])
+            sides.append(
+                f"{name} survived {sum(v == 1.0 for v in values)} of {len(values)}" if rate is not None else f"{name} -"
+            )
+        return ", ".join(sides)
+    unit = target["unit"]
+    text = f"{number(target['good_value'])} -> {number(target['bad_value'], unit)}"
+    if target["change_percent"] is not None:
+        text += (
+            f" ({target['change_percent']:+.1f} %, spread between starts {target['spread_percent']:.1f} %, {counts})"
+        )
+    return text
+
+
+def untestable(target: dict[str, Any]) -> str:
+    """What could not be tested and why; empty when all could."""
+    return ", ".join(f"{entry['name']} ({', '.join(entry['causes']) or 'by hand'})" for entry in target["untestable"])
+
+
+def coverage(target: dict[str, Any]) -> str:
+    """How much of the range was looked at."""
+    return (
+        f"in a range probed at {target['probed']} of {target['in_range']} builds; "
+        f"longest unprobed stretch {target['longest_unprobed']}"
+    )

@@ -1,0 +1,270 @@
+"""Why a server failed, from its whole log: the root cause, whatever wraps it.
+
+A crash that is not a lack of GPU memory is never called one; `unknown` is an allowed answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from imagebisect.domain import Failure, JsonValue, Phase
+from imagebisect.outcome import Cause
+from imagebisect.runtime.base import ExitState
+from imagebisect.vllm import loglines, oom, signs
+from imagebisect.vllm.loglines import LogLine
+
+LONGEST_MESSAGE = 600
+"""Characters of a failure's message."""
+
+MOST_PROCESSES = 64
+"""Tracebacks are followed for no more processes than this at once."""
+
+_GPU_MEMORY = Cause.OOM_AT_START
+_KILLED_BY = {-9: 9, 137: 9, -15: 15, 143: 15}
+_CRASHED_BY = {-11: "SIGSEGV", 139: "SIGSEGV", -6: "SIGABRT", 134: "SIGABRT", -7: "SIGBUS", 135: "SIGBUS", -4: "SIGILL", 132: "SIGILL"}
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]{1,400})", line \d+, in (?P<function>.{1,120})')
+_MODEL_CODE = re.compile(r"vllm/(?:model_executor|third_party)/|flash_linear_attention|/fla/|flashinfer/")
+_PACKAGES = re.compile(r".*/(?:dist|site)-packages/")
+_NO_ROOM = re.compile(r"Available KV cache memory: (-?[\d.]{1,20}) GiB")
+
+
+@dataclass(kw_only=True)
+class _Traceback:
+    """The frames being printed by one process: the innermost, and the innermost of model or kernel code."""
+
+    frame: str = ""
+    model_frame: str = ""
+    code: str = ""
+
+
+@dataclass(kw_only=True)
+class _Scan:
+    """What one pass over a log found; everything in it is bounded."""
+
+    sign: signs.Sign | None = None
+    sign_line: int = 0
+    says: str = ""
+    details: dict[str, JsonValue] = field(default_factory=dict)
+    wrappers: set[int] = field(default_factory=set)
+    marker_line: int = 0
+    exception: str = ""
+    exception_line: int = 0
+    exception_after_marker: bool = False
+    fatal: bool = False
+    last_text: str = ""
+    available_kv_mib: float | None = None
+    tracebacks: defaultdict[str, _Traceback] = field(default_factory=lambda: defaultdict(_Traceback))
+
+
+def is_fatal(line: str) -> bool:
+    """Whether no answer will come after this line of a log. Warnings, whatever they quote, are not fatal."""
+    seen = loglines.undress(line[: loglines.LONGEST_LINE_BYTES])
+    if seen.is_quiet:
+        return False
+    if signs.FATAL.search(seen.text):
+        return True
+    found = _sign_in(seen)
+    if found is None:
+        return False
+    if found[0].cause is Cause.UNKNOWN_FLAG:
+        return True
+    return found[0].cause is _GPU_MEMORY and found[0].rank == signs.ROOT and seen.level in {"ERROR", "CRITICAL"}
+
+
+def _sign_in(line: LogLine) -> tuple[signs.Sign, re.Match[str]] | None:
+    for sign in signs.SIGNS:
+        if line.is_quiet and not sign.quiet:
+            continue
+        hit = sign.pattern.search(line.text)
+        if hit and "UserWarning" not in line.text:
+            return sign, hit
+    return None
+
+
+def _short_path(path: str) -> str:
+    return _PACKAGES.sub("", path)
+
+
+def _follow_traceback(scan: _Scan, line: LogLine) -> None:
+    """Keep the innermost frames of the traceback that this process prints."""
+    if line.process not in scan.tracebacks and len(scan.tracebacks) >= MOST_PROCESSES:
+        return
+    if line.text.startswith("Traceback (most recent call last)"):
+        scan.tracebacks[line.process] = _Traceback()
+        return
+    seen = scan.tracebacks[line.process]
+    hit = _FRAME.match(line.text)
+    if hit:
+        seen.frame = f"{_short_path(hit['file'])}:{hit['function'].strip()}"
+        if _MODEL_CODE.search(hit["file"]):
+            seen.model_frame = seen.frame
+        seen.code = ""
+    elif seen.frame and not seen.code and line.text.startswith("    "):
+        seen.code = line.text.strip()[:200]
+
+
+def _gpu_memory_details(scan: _Scan, line: LogLine) -> dict[str, JsonValue]:
+    found = oom.details(line.text)
+    seen = scan.tracebacks.get(line.process)
+    if seen and seen.frame:
+        found["frame"] = seen.model_frame or seen.frame
+        if seen.code:
+            found["code"] = seen.code
+    return found
+
+
+def _take_sign(scan: _Scan, line: LogLine, sign: signs.Sign, hit: re.Match[str]) -> None:
+    """Keep this sign if it is better evidence than the one held; add numbers that the held one lacks."""
+    if scan.sign is not None and scan.sign.rank <= sign.rank:
+        if scan.sign.cause is sign.cause is _GPU_MEMORY:
+            for key, value in oom.details(line.text).items():
+                same_card = scan.details.get("gpu") == oom.details(line.text).get("gpu", scan.details.get("gpu"))
+                if same_card:
+                    scan.details.setdefault(key, value)
+        return
+    scan.sign, scan.sign_line = sign, line.number
+    if "{oom}" in sign.says:
+        scan.details = _gpu_memory_details(scan, line)
+        scan.says = ""
+        return
+    groups = {name: (value or "").strip() for name, value in hit.groupdict().items()}
+    scan.details = {}
+    if sign.cause is _GPU_MEMORY and "needed" in groups:
+        scan.details = {
+            "needed_kv_mib": round(float(groups["needed"]) * 1024, 2),
+            "available_kv_mib": round(float(groups["available"]) * 1024, 2),
+        }
+    scan.says = sign.says.format_map(groups).strip()
+
+
+def _take_exception(scan: _Scan, line: LogLine) -> None:
+    """Keep the exception that ended the engine: the first after it was announced, else the last in the log."""
+    hit = signs.EXCEPTION.match(line.text)
+    if not hit or signs.NEVER_ROOT.search(hit["name"]):
+        return
+    if scan.exception_after_marker:
+        return
+    scan.exception, scan.exception_line = line.text.strip(), line.number
+    scan.exception_after_marker = bool(scan.marker_line)
+
+
+def _scan(log: Path) -> _Scan:
+    scan = _Scan()
+    for line in loglines.read(log):
+        if line.text.strip():
+            scan.last_text = line.text.strip()
+        room = _NO_ROOM.search(line.text)
+        if room:
+            scan.available_kv_mib = round(float(room[1]) * 1024, 2)
+        found = _sign_in(line)
+        if found:
+            _take_sign(scan, line, *found)
+        if line.is_quiet:
+            continue
+        _follow_traceback(scan, line)
+        if signs.MARKERS.search(line.text) and not scan.marker_line:
+            scan.marker_line = line.number
+        wrapper = next((i for i, (_, pattern) in enumerate(signs.WRAPPERS) if pattern.search(line.text)), None)
+        if wrapper is not None:
+            scan.wrappers.add(wrapper)
+        elif not found:
+            _take_exception(scan, line)
+        scan.fatal = scan.fatal or bool(signs.FATAL.search(line.text))
+    return scan
+
+
+def _masked_by(scan: _Scan) -> str | None:
+    return signs.WRAPPERS[min(scan.wrappers)][0] if scan.wrappers else None
+
+
+def _from_sign(scan: _Scan, phase: Phase) -> tuple[Cause, str, dict[str, JsonValue], int]:
+    """Cause, message, numbers and line of the sign that was found."""
+    assert scan.sign is not None
+    cause, details = scan.sign.cause, dict(scan.details)
+    message = scan.says
+    if cause is _GPU_MEMORY:
+        cause = Cause.OOM_AT_REQUEST if phase is Phase.REQUEST else Cause.OOM_AT_START
+        if not message:
+            message = oom.sentence(details)
+            if "frame" in details:
+                message += f", in {details['frame']}"
+        elif scan.available_kv_mib is not None:
+            details.setdefault("available_kv_mib", scan.available_kv_mib)
+        masked = _masked_by(scan)
+        if masked:
+            details["masked_by"] = masked
+    return cause, message, details, scan.sign_line
+
+
+def _from_exit(exit_state: ExitState, scan: _Scan) -> tuple[Cause, str]:
+    """Cause and message when the log names none: what the end itself says."""
+    code = exit_state.exit_code
+    if code in _KILLED_BY:
+        return Cause.KILLED, f"the server was killed by signal {_KILLED_BY[code]} from outside; its log ends without a reason"
+    if code in _CRASHED_BY:
+        return Cause.CRASH, f"the server crashed ({_CRASHED_BY[code]}); its log ends without a reason"
+    return Cause.UNKNOWN, f"the server ended with exit code {code} and its log does not say why; last line: {scan.last_text[:300]!r}"
+
+
+def _judge(
+    scan: _Scan, phase: Phase, exit_state: ExitState | None, observed: str | None, fallback: Cause
+) -> tuple[Cause, str, dict[str, JsonValue], int | None]:
+    over = exit_state is not None or scan.fatal
+    sign = scan.sign
+    rooted = sign is not None and sign.rank == signs.ROOT
+    if sign is not None and rooted and (over or sign.cause is _GPU_MEMORY):
+        return _from_sign(scan, phase)
+    if exit_state is not None and exit_state.oom_killed:
+        return Cause.HOST_OOM, "the host's memory limit was reached and the kernel killed the server (or a part of it)", {}, None
+    if not over:
+        return fallback, observed or f"no sign of failure in the log; its last line: {scan.last_text[:300]!r}", {}, None
+    if sign is not None and sign.rank == signs.BROKEN:
+        return _from_sign(scan, phase)
+    killed = exit_state is not None and exit_state.exit_code in _KILLED_BY
+    if scan.exception and (scan.exception_after_marker or not killed):
+        return Cause.CRASH, scan.exception, {}, scan.exception_line
+    if sign is not None and sign.rank == signs.HINT:
+        return _from_sign(scan, phase)
+    if scan.wrappers and not killed:
+        wrapper = signs.WRAPPERS[min(scan.wrappers)][0]
+        # This wrapper has causes of its own; the others only pass on what happened elsewhere.
+        cause = Cause.CRASH if wrapper.startswith(("KeyError", "NCCL", "TimeoutError")) else Cause.UNKNOWN
+        return cause, f"the engine died ({wrapper}) and the log names no root cause", {}, None
+    if exit_state is not None:
+        return (*_from_exit(exit_state, scan), {}, None)
+    return fallback, observed or "the engine died and the log names no root cause", {}, None
+
+
+def classify(
+    log: Path,
+    *,
+    phase: Phase,
+    exit_state: ExitState | None,
+    observed: str | None = None,
+    fallback: Cause = Cause.UNKNOWN,
+) -> Failure:
+    """Name why a server failed.
+
+    Args:
+        log: the server's whole output; it may be missing, torn or huge.
+        phase: where in the start it happened; it decides between OOM at start and at request.
+        exit_state: how it ended, None while it still runs.
+        observed: what the caller saw (`HTTP 500`, `no answer in 30 s`).
+        fallback: the cause where the server runs on and its log shows nothing.
+    """
+    scan = _scan(log)
+    cause, message, details, line = _judge(scan, phase, exit_state, observed, fallback)
+    if observed:
+        details = {**details, "observed": observed[:LONGEST_MESSAGE]}
+    return Failure(
+        cause=cause,
+        phase=phase,
+        message=message[:LONGEST_MESSAGE],
+        details=details,
+        masked_by=_masked_by(scan),
+        log_line=line,
+        exit_code=None if exit_state is None else exit_state.exit_code,
+    )

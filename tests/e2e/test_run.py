@@ -1,0 +1,70 @@
+"""`bisect run` from a builds file to the first bad build, over real processes and real HTTP."""
+
+from __future__ import annotations
+
+import json
+
+import worlds
+
+
+def by_target(report):
+    """The report's targets by name."""
+    return {entry["name"]: entry for entry in report["targets"]}
+
+
+def test_every_complaint_gets_its_own_first_bad_build(tmp_path):
+    """Two planted regressions, a build that refuses a flag: each target ends at its own build."""
+    profiles = worlds.planted(8, slow_from=5, hungry_from=3, special={4: {"unknown_flags": ["--max-num-seqs"]}})
+    images, suite = worlds.write(tmp_path, profiles)
+
+    done = worlds.bisect("run", "--images", str(images), "--suite", str(suite), "--json", cwd=tmp_path)
+
+    assert done.returncode == 10, done.stderr
+    report = json.loads(done.stdout)
+    found = by_target(report)
+    assert report["exit_code"] == 10
+    assert report["simulated"] is True
+    memory, survival, long = found["memory"], found["survives-8192"], found["long-prefill"]
+    for entry in (memory, survival):
+        assert entry["status"] == "confirmed", entry
+        assert (entry["last_good"]["name"], entry["first_bad"]["name"]) == ("b02", "b03")
+    assert (long["status"], long["reason"]) == ("narrowed", "untestable")
+    assert [suspect["name"] for suspect in long["suspects"]] == ["b04", "b05"]
+    assert abs(memory["bad_value"] - memory["good_value"] - 1178) < 40
+    assert -50 < long["change_percent"] < -43
+    assert (survival["good_rate"], survival["bad_rate"]) == (1.0, 0.0)
+    assert worlds.group_members(str(tmp_path)) == []
+
+
+def test_nothing_planted_is_not_found(tmp_path):
+    """Equal builds: no target is located, no search start is spent, and the exit code says so."""
+    images, suite = worlds.write(tmp_path, worlds.planted(5, slow_from=9, hungry_from=9))
+
+    done = worlds.bisect("run", "--images", str(images), "--suite", str(suite), "--json", cwd=tmp_path)
+
+    assert done.returncode == 12, done.stderr
+    report = json.loads(done.stdout)
+    assert {(t["status"], t["reason"]) for t in report["targets"] if t["role"] == "bisect"} == {
+        ("inconclusive", "too_few_starts")
+    }
+    assert all(not build["starts"] for build in report["builds"][1:-1])
+
+
+def test_a_changed_flag_within_a_run_stops_it(tmp_path):
+    """A start that differs from the others by more than the build is refused before it is made."""
+    images, suite = worlds.write(tmp_path, worlds.planted(4, slow_from=2, hungry_from=9))
+    arguments = ("run", "--images", str(images), "--suite", str(suite), "--name", "r", "--json")
+    first = worlds.bisect(*arguments, "--results", "results", cwd=tmp_path)
+    assert first.returncode == 10, first.stderr
+    ledger = tmp_path / "results" / "r" / "events.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    half = [line for line in lines if '"event":"run_finished"' not in line][: len(lines) // 2]
+    half[0] = half[0].replace("--max-num-seqs=4", "--max-num-seqs=5")
+    ledger.write_text("".join(half))
+
+    resumed = worlds.bisect("resume", "r", "--results", "results", cwd=tmp_path)
+
+    assert resumed.returncode == 2, resumed.stdout + resumed.stderr
+    assert "--max-num-seqs=4" in resumed.stderr
+    assert "--max-num-seqs=5" in resumed.stderr
+    assert "Traceback" not in resumed.stderr
