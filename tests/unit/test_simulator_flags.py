@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from imagebisect.simulator.flags import parse
 
 SEED = [

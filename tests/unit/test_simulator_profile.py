@@ -7,6 +7,7 @@ import inspect
 import json
 
 import pytest
+
 from imagebisect import simulator
 from imagebisect.simulator import profile as module
 from imagebisect.simulator.profile import Profile, ProfileError, from_file, from_json, from_mapping

@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from imagebisect.simulator import prompts
 from imagebisect.simulator.cache import PrefixCache
 
@@ -63,7 +64,7 @@ def test_texts_and_lists_are_prompts_too():
         body([-1]),
         body([1], max_tokens=0),
         body([1], cache_salt=""),
-        body(list(range(3000)))[:-9] + b',]}',
+        body(list(range(3000)))[:-9] + b",]}",
         b'{"prompt": [' + b"1,," * 3000 + b"1]}",
         b"{}",
     ],

@@ -122,7 +122,7 @@ class _Boot:
     def quit(self) -> NoReturn:
         """Stopped from outside while booting."""
         self.log.write("shutdown")
-        _leave(0)
+        raise SystemExit(0)
 
     def on_workers(self, name: str, **values: object) -> None:
         """One template for each worker."""
@@ -132,7 +132,7 @@ class _Boot:
     def fail(self, name: str, **values: object) -> NoReturn:
         """The boot ends here."""
         self.log.write(name, **values)
-        _leave(1)
+        raise SystemExit(1)
 
     def announce(self) -> None:
         """What the API server says of itself, and what stops it early."""
@@ -154,7 +154,7 @@ class _Boot:
         self.until(0.4)
         self.on_workers("boot_worker_load", weights_gib=round(profile.weights_mib / 1024, 2), **times)
         if profile.boot_exit_code is not None:
-            _leave(profile.boot_exit_code)
+            raise SystemExit(profile.boot_exit_code)
         if profile.never_ready:
             self.stop.signalled.wait()
             self.quit()
@@ -230,7 +230,7 @@ def _bind(found: Flags, profile: Profile, log: Log) -> Server:
             if error.errno != errno.EADDRINUSE:
                 raise
     log.write("port_in_use")
-    _leave(1)
+    raise SystemExit(1)
 
 
 def serve(arguments: Sequence[str]) -> int:

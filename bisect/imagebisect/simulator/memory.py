@@ -42,7 +42,7 @@ class Shortage:
 
 
 def _size(mib: float) -> str:
-    if mib >= 1024:  # noqa: PLR2004
+    if mib >= 1024:
         return f"{mib / 1024:.2f} GiB"
     if mib >= 1:
         return f"{mib:.2f} MiB"

@@ -99,6 +99,7 @@ class Handler(BaseHTTPRequestHandler):
         name = routes.get(path)
         try:
             if name is None:
+                self._body_if_any()
                 known = path in self._GET or path in self._POST
                 self._json({"detail": "Method Not Allowed" if known else "Not Found"}, 405 if known else 404)
                 return
