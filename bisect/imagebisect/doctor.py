@@ -6,7 +6,7 @@ import os
 import resource
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -57,7 +57,7 @@ def checks(plan: Plan | None, results: Path) -> tuple[Check, ...]:
     """All checks that make sense for a plan; for no plan those of docker, disk and the loopback."""
     found: list[Check] = []
     images = plan is None or any(isinstance(build.source, ImageSource) for build in plan.builds)
-    info: dict[str, Any] | None = None
+    info: Mapping[str, Any] | None = None
     if images:
         docker, info = _docker()
         found.append(docker)
@@ -73,25 +73,14 @@ def checks(plan: Plan | None, results: Path) -> tuple[Check, ...]:
     return tuple(found)
 
 
-def _docker() -> tuple[Check, dict[str, Any] | None]:
-    from docker.errors import DockerException
-
-    import docker
+def _docker() -> tuple[Check, Mapping[str, Any] | None]:
+    from imagebisect.errors import EnvironmentFault
+    from imagebisect.runtime import survey
 
     try:
-        client = docker.from_env(timeout=10)
-    except DockerException as error:
-        text = f"no docker daemon answers: {' '.join(str(error).split())[:160]}"
-        return _fail(
-            "docker", text, "start it (`systemctl start docker`), or join the docker group, or set DOCKER_HOST"
-        ), None
-    try:
-        info: dict[str, Any] = client.info()
-    except (DockerException, OSError) as error:
-        text = f"the docker daemon answers with an error: {' '.join(str(error).split())[:160]}"
-        return _fail("docker", text, "see the daemon's log"), None
-    finally:
-        client.close()
+        info = survey.docker_info()
+    except EnvironmentFault as fault:
+        return _fail("docker", fault.what, fault.next_step), None
     return _ok("docker", f"engine {info.get('ServerVersion')}, storage {info.get('Driver')}"), info
 
 
@@ -115,7 +104,7 @@ def _builds(plan: Plan) -> Iterator[Check]:
                 )
 
 
-def _gpus(plan: Plan, server: Server, info: dict[str, Any] | None) -> Iterator[Check]:
+def _gpus(plan: Plan, server: Server, info: Mapping[str, Any] | None) -> Iterator[Check]:
     from imagebisect.measure import gpu
 
     name = f"gpu {server.name}"
@@ -216,7 +205,7 @@ def links(root: Path, mounted: Path) -> tuple[list[str], list[str]]:
     return dangling, outside
 
 
-def _disk(info: dict[str, Any] | None, results: Path, *, count: int) -> Iterator[Check]:
+def _disk(info: Mapping[str, Any] | None, results: Path, *, count: int) -> Iterator[Check]:
     places = [("disk results", results if results.exists() else Path.cwd(), 1.0)]
     root = Path(str((info or {}).get("DockerRootDir", "")))
     if info is not None and root.is_dir():

@@ -176,6 +176,7 @@ def create(
             f"a run cannot be called {name!r}",
             next_step="use up to 63 lower-case letters, digits, '.', '_' and '-', a letter or digit first",
         )
+    results = results.resolve()
     stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%d-%H%M%S")
     run_id = name or f"{stamp}-{secrets.token_hex(2)}"
     folder = RunFolder(results / run_id)
@@ -216,7 +217,7 @@ def runs(results: Path) -> tuple[RunFolder, ...]:
     """All runs of a results folder, oldest first by the time of their first event."""
     if not results.is_dir():
         return ()
-    found = [RunFolder(path.parent) for path in results.glob(f"*/{EVENTS}")]
+    found = [RunFolder(path.parent) for path in results.resolve().glob(f"*/{EVENTS}")]
     return tuple(sorted(found, key=lambda folder: (folder.path.stat().st_ctime_ns, folder.run_id)))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from imagebisect import __version__
 from imagebisect.cli import clean, common, demo, doctor, images, look, plan, probe, run
+from imagebisect.errors import ExitCode
 
 _EPILOG = """\b
 First steps:
@@ -75,9 +75,16 @@ images.register(app)
 def main() -> None:
     """Run the command line and exit with its code; bad usage answers in JSON too where --json was asked for."""
     try:
-        app(prog_name="bisect")
-    except SystemExit as done:
-        if done.code == 2 and "--json" in sys.argv and not common.JSON_SAID:
-            document = {"schema": 1, "exit_code": 2, "reason": "usage", "message": "bad usage: see stderr"}
-            sys.stdout.write(json.dumps(document) + "\n")
-        raise
+        code = app(prog_name="bisect", standalone_mode=False)
+    except typer.Abort:
+        code = ExitCode.INTERRUPTED
+    except Exception as error:
+        # the parser's own errors; their class is private to typer, what they can do is not
+        explain = getattr(error, "format_message", None)
+        if explain is None:
+            raise
+        error.show()  # type: ignore[attr-defined]
+        code = ExitCode.USAGE
+        if "--json" in sys.argv:
+            common.print_json({"schema": 1, "exit_code": int(code), "reason": "usage", "message": explain()})
+    sys.exit(int(code or 0))

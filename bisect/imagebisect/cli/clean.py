@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from imagebisect.cli import common
@@ -13,24 +15,48 @@ def register(app: typer.Typer) -> None:
     app.command("clean")(clean)
 
 
-def clean(*, as_json: common.Json = False) -> None:
-    """Remove containers, volumes and processes of ours that no living run owns. Images and results stay."""
-    with common.handled(as_json=as_json):
-        from imagebisect import runtime
+def clean(
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    as_json: common.Json = False,
+) -> None:
+    """Remove what dead runs left: our containers, volumes, processes.
 
-        removed: list[str] = []
-        notes: list[str] = []
-        for one in runtime.every_runtime():
-            try:
-                removed += one.reap(None)
-            except EnvironmentFault as fault:
-                notes.append(f"{one.kind}: {fault.what}")
+    What a living run owns stays, and so do images and results.
+    """
+    with common.handled(as_json=as_json):
+        found, notes = _look() if dry_run else _remove()
         if as_json:
-            common.print_json({"schema": 1, "exit_code": 0, "reason": "cleaned", "removed": removed, "notes": notes})
+            reason = "would_clean" if dry_run else "cleaned"
+            common.print_json({"schema": 1, "exit_code": 0, "reason": reason, "removed": found, "notes": notes})
             return
-        for text in removed:
-            typer.echo(f"removed {text}")
+        for text in found:
+            common.say(f"{'would remove' if dry_run else 'removed'} {text}")
         for note in notes:
             typer.echo(f"not looked at: {note}", err=True)
-        if not removed:
-            typer.echo("nothing of ours was left")
+        if not found:
+            common.say("nothing of ours is left")
+
+
+def _look() -> tuple[list[str], list[str]]:
+    from imagebisect.runtime import survey
+
+    found = list(survey.leftover_groups())
+    try:
+        found += survey.leftover_containers()
+    except EnvironmentFault as fault:
+        return found, [f"docker: {fault.what}"]
+    return found, []
+
+
+def _remove() -> tuple[list[str], list[str]]:
+    from imagebisect import runtime
+
+    removed: list[str] = []
+    notes: list[str] = []
+    for one in runtime.every_runtime():
+        try:
+            removed += one.reap(None)
+        except EnvironmentFault as fault:
+            notes.append(f"{one.kind}: {fault.what}")
+    return removed, notes

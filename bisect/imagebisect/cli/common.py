@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from imagebisect.errors import BisectError, ExitCode, UsageError
+from imagebisect.errors import BisectError, EnvironmentFault, ExitCode, Interrupted, UsageError
 
 if TYPE_CHECKING:
     from imagebisect.domain import Plan
@@ -34,10 +35,21 @@ AddArgs = Annotated[
 Envs = Annotated[
     list[str] | None, typer.Option("--env", help="An env variable for every server, NAME=VALUE; reported. Repeatable.")
 ]
-RunName = Annotated[str | None, typer.Argument(help="The run's name or folder (default: the newest).")]
+RunName = Annotated[str | None, typer.Argument(metavar="RUN", help="The run's name or folder (default: the newest).")]
 
-JSON_SAID: list[bool] = []
-"""Whether this process has printed its JSON document."""
+BROKEN_PIPE = 141
+"""What the shell reports of a program whose reader went away (128 + SIGPIPE)."""
+
+_HOSTS_FAULT = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENFILE,
+)
 
 DEFAULT_IMAGES = Path("images.yaml")
 DEFAULT_SUITE = Path("scenarios/qwen35-gdn.yaml")
@@ -83,8 +95,13 @@ def load_plan(
 
 def print_json(document: dict[str, Any]) -> None:
     """The one JSON document of this call, on stdout."""
-    JSON_SAID.append(True)
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def say(text: str) -> None:
+    """A piece of the answer on stdout, out at once, so that a closed pipe is noticed here."""
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
@@ -110,7 +127,7 @@ def show_error(error: BisectError, *, as_json: bool, **more: Any) -> None:
         )
 
 
-@contextmanager
+@contextlib.contextmanager
 def handled(*, as_json: bool = False) -> Iterator[None]:
     """Turn whatever a command raises into a message and an exit code; no traceback but for our own bugs' file."""
     try:
@@ -123,20 +140,35 @@ def handled(*, as_json: bool = False) -> Iterator[None]:
         raise typer.Exit(int(error.exit_code)) from error
     except BrokenPipeError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(int(ExitCode.OUR_BUG)) from error
+        raise typer.Exit(BROKEN_PIPE) from error
     except KeyboardInterrupt as error:
-        sys.stderr.write("interrupted\n")
+        show_error(Interrupted("interrupted"), as_json=as_json)
         raise typer.Exit(int(ExitCode.INTERRUPTED)) from error
-    except Exception as error:
+    except OSError as error:
+        if error.errno not in _HOSTS_FAULT:
+            _bug(error, as_json=as_json)
+        text = f"the host refuses: {error.strerror}"
+        fault = EnvironmentFault(text, where=error.filename or "", next_step="free disk space or fix the permissions")
+        show_error(fault, as_json=as_json)
+        raise typer.Exit(int(ExitCode.ENVIRONMENT)) from error
+    except Exception as error:  # noqa: BLE001
+        _bug(error, as_json=as_json)
+
+
+def _bug(error: Exception, *, as_json: bool) -> NoReturn:
+    """Say that it is ours, keep the traceback in a file, exit 1."""
+    where = "(no traceback could be kept)"
+    with contextlib.suppress(OSError):
         with tempfile.NamedTemporaryFile(
             "w", prefix="bisect-bug-", suffix=".txt", delete=False, encoding="utf-8"
         ) as sink:
-            traceback.print_exc(file=sink)
-        bug = BisectError(
-            f"this is a bug in bisect: {type(error).__name__}: {error}",
-            where=sink.name,
-            next_step="report it with that file; a run that was going can be resumed",
-        )
-        bug.reason = "bug"
-        show_error(bug, as_json=as_json)
-        raise typer.Exit(int(ExitCode.OUR_BUG)) from error
+            traceback.print_exception(error, file=sink)
+        where = sink.name
+    bug = BisectError(
+        f"this is a bug in bisect: {type(error).__name__}: {error}",
+        where=where,
+        next_step="report it with that file; a run that was going can be resumed",
+    )
+    bug.reason = "bug"
+    show_error(bug, as_json=as_json)
+    raise typer.Exit(int(ExitCode.OUR_BUG)) from error

@@ -14,34 +14,42 @@ from imagebisect.errors import ExitCode
 if TYPE_CHECKING:
     from imagebisect.domain import Plan
 
+OOM = ("oom_at_start", "oom_at_request")
+"""Ends that a hungry build may come to; the planted target judges them."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("demo")(demo)
 
 
-def demo_plan() -> tuple[Plan, dict[str, str]]:
-    """The embedded builds and suite, and what was planted: target name to first bad build."""
+def demo_plan() -> tuple[Plan, dict[str, Any]]:
+    """The embedded builds and suite, and what was planted: first bad build of each target, builds that cannot run."""
     from imagebisect import config
 
     folder = files("imagebisect.simulator") / "demo"
     with as_file(folder) as path:
         plan = config.load_plan(path / "images.yaml", path / "suite.yaml")
-        planted: dict[str, str] = json.loads((path / "planted.json").read_text(encoding="utf-8"))["first_bad"]
+        planted: dict[str, Any] = json.loads((path / "planted.json").read_text(encoding="utf-8"))
     return plan, planted
 
 
-def wrong(report: dict[str, Any], planted: dict[str, str]) -> list[str]:
+def wrong(report: dict[str, Any], planted: dict[str, Any]) -> list[str]:
     """Where a report differs from what was planted, in words; empty when all was found."""
     found = {target["name"]: target for target in report["targets"]}
     problems = []
-    for name, expected in planted.items():
+    for name, expected in planted["first_bad"].items():
         target = found.get(name)
         first = (target or {}).get("first_bad") or {}
         if target is None or target["status"] not in ("confirmed", "narrowed"):
             problems.append(f"{name}: planted at {expected}, ended {target['status'] if target else 'nowhere'}")
         elif first.get("name") != expected:
             problems.append(f"{name}: planted at {expected}, found {first.get('name')}")
+    for build in report["builds"]:
+        cause = planted["untestable"].get(build["name"])
+        possible = (cause,) if cause else (None, *OOM)
+        seen = {start["cause"] for start in build["starts"] if start["outcome"] != "interrupted"}
+        problems += [f"{build['name']}: planted {cause}, ended {other}" for other in seen if other not in possible]
     return problems
 
 
@@ -68,7 +76,7 @@ def demo(
             common.print_json(report)
         else:
             typer.echo(terminal.render(report, where=str(folder.path)))
-            for name, build in planted.items():
+            for name, build in planted["first_bad"].items():
                 typer.echo(f"planted: {name} at {build}")
             for problem in problems:
                 typer.echo(f"NOT FOUND: {problem}")

@@ -44,6 +44,7 @@ def watched(
         try:
             kind()
         finally:
+            showing.close(progress)
             if folder is not None:
                 sys.stderr.write(f"stopped at once; to go on: {resume_command(folder)}\n")
             os._exit(int(ExitCode.INTERRUPTED))
@@ -88,5 +89,5 @@ def answer(folder: RunFolder, state: RunState, *, as_json: bool) -> int:
     if as_json:
         common.print_json(report)
     else:
-        sys.stdout.write(terminal.render(report, where=str(folder.path)) + "\n")
+        common.say(terminal.render(report, where=str(folder.path)))
     return int(report["exit_code"])

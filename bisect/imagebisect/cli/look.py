@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from imagebisect.cli import common, going
 from imagebisect.errors import UsageError
+
+if TYPE_CHECKING:
+    from imagebisect.ledger import RunFolder
 
 
 class Format(StrEnum):
@@ -22,12 +25,8 @@ class Format(StrEnum):
     CSV = "csv"
 
 
-class ByHand(StrEnum):
-    """Verdicts that can be set by hand."""
-
-    GOOD = "good"
-    BAD = "bad"
-    SKIP = "skip"
+BY_HAND = ("good", "bad", "skip")
+"""Verdicts that can be set by hand."""
 
 
 def register(app: typer.Typer) -> None:
@@ -40,7 +39,7 @@ def register(app: typer.Typer) -> None:
 def status(
     *, run_name: common.RunName = None, results: common.Results = common.DEFAULT_RESULTS, as_json: common.Json = False
 ) -> None:
-    """Where a run stands: each target's bracket, what comes next, how to go on."""
+    """Where a run stands, what comes next, how to go on."""
     with common.handled(as_json=as_json):
         from imagebisect import ledger
         from imagebisect.evidence import question
@@ -64,13 +63,23 @@ def status(
         if state.finished is not None:
             typer.echo(f"finished {state.finished.at}")
             return
-        if state.stopped is not None:
+        if _is_going(folder):
+            typer.echo("a process is working in this results folder now")
+        elif state.stopped is not None:
             typer.echo(f"stopped {state.stopped.at}: {state.stopped.message}")
         if probe is not None:
             typer.echo(
                 f"next: {ask.names[probe.build]} on {probe.server} ({probe.why}); at most {starts_left(ask)} starts left"
             )
         typer.echo(f"to go on: {going.resume_command(folder)}")
+
+
+def _is_going(folder: RunFolder) -> bool:
+    try:
+        with folder.lock():
+            return False
+    except UsageError:
+        return True
 
 
 def report(
@@ -100,6 +109,7 @@ def report(
                 text = table.render(value)
         if output is None:
             sys.stdout.write(text)
+            sys.stdout.flush()
             return
         try:
             output.write_text(text, encoding="utf-8")
@@ -111,21 +121,33 @@ def report(
 
 def mark(
     build: Annotated[str, typer.Argument(help="The build's name.")],
-    verdict: Annotated[ByHand | None, typer.Argument(help="The verdict (leave out with --undo).")] = None,
+    verdict: Annotated[str | None, typer.Argument(help="good, bad or skip (leave out with --undo).")] = None,
     run_name: common.RunName = None,
     *,
     target: Annotated[str, typer.Option("--target", "-t", help="The target it is for.")],
     undo: Annotated[bool, typer.Option("--undo", help="Take a verdict set by hand back.")] = False,
     results: common.Results = common.DEFAULT_RESULTS,
+    as_json: common.Json = False,
 ) -> None:
-    """Overrule one build's verdict for one target by hand. Such a target never ends as confirmed."""
-    with common.handled():
+    """Overrule one build's verdict for one target by hand.
+
+    A target whose final pair holds such a verdict never ends as confirmed.
+    """
+    with common.handled(as_json=as_json):
         from imagebisect import ledger, session
         from imagebisect.domain import Verdict
 
-        if undo == (verdict is not None):
-            raise UsageError("give either a verdict or --undo", next_step="bisect mark BUILD good|bad|skip --target T")
+        if undo and verdict is not None and run_name is None:
+            verdict, run_name = None, verdict
+        if undo == (verdict is not None) or verdict not in (None, *BY_HAND):
+            raise UsageError(
+                f"{verdict} is no verdict to set by hand" if verdict and not undo else "give a verdict, or --undo",
+                next_step="bisect mark BUILD good|bad|skip --target T, or bisect mark BUILD --undo --target T",
+            )
         folder = ledger.find(results, run_name)
-        session.mark(folder, build, target, Verdict(verdict.value) if verdict is not None else None)
+        session.mark(folder, build, target, Verdict(verdict) if verdict is not None else None)
+        if as_json:
+            document = {"build": build, "target": target, "verdict": verdict, "run": folder.run_id}
+            common.print_json({"schema": 1, "exit_code": 0, "reason": "marked", **document})
         done = "taken back" if undo else f"is {verdict} by hand now"
         typer.echo(f"{build} for {target}: {done}; to go on: {going.resume_command(folder)}", err=True)

@@ -31,7 +31,7 @@ def plan(
     explain: Annotated[bool, typer.Option("--explain", help="Print what each cause of failure leads to.")] = False,
     as_json: common.Json = False,
 ) -> None:
-    """Dry run: order, digests, the exact command of each start, worst-case starts."""
+    """Dry run: order, digests, commands, worst-case starts."""
     with common.handled(as_json=as_json):
         if explain:
             _explain(as_json=as_json)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import datetime as dt
+import secrets
 from typing import Annotated
 
 import typer
@@ -52,13 +53,14 @@ def probe(
                 raise UsageError(f"there is no server {wanted!r} in {suite}", next_step=f"servers: {', '.join(known)}")
         config.require_startable(replace(plan, builds=(entry,)))
 
+        run_id = name or f"probe-{dt.datetime.now(dt.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
         def reap() -> None:
-            for one in runtime.every_runtime():
-                one.reap(None)
+            runtime.for_builds((entry,)).reap(run_id)
 
         state = going.watched(
             lambda stop, progress: session.probe(
-                plan, entry.index, servers, results, stop=stop, progress=progress, name=name
+                plan, entry.index, servers, results, stop=stop, progress=progress, name=run_id
             ),
             quiet=quiet,
             folder=None,
@@ -73,5 +75,6 @@ def probe(
         if as_json:
             common.print_json(report)
         else:
-            sys.stdout.write(terminal.render_probe(report) + "\n")
+            common.say(terminal.render_probe(report))
+            common.say(f"report: {results / run_id}")
         raise typer.Exit(int(code))

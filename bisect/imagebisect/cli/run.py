@@ -53,7 +53,10 @@ def resume(
     as_json: common.Json = False,
     quiet: common.Quiet = False,
 ) -> None:
-    """Go on with a run that was stopped or killed, without repeating a finished measurement."""
+    """Go on with a run that was stopped or killed.
+
+    No finished measurement is repeated.
+    """
     with common.handled(as_json=as_json):
         from imagebisect import ledger
 

@@ -248,9 +248,9 @@ class SmiProbe:
 class ExecProbe(SmiProbe):
     """`nvidia-smi` where the server runs; it reads nothing before the first server is attached."""
 
-    def __init__(self, gpus: tuple[int, ...] | Literal["all", "none"]) -> None:
+    def __init__(self) -> None:
         # A container sees only the cards it was given, numbered from 0.
-        super().__init__("all" if gpus != "none" else gpus, command=self._exec, source="exec", interval_s=1.0)
+        super().__init__("all", command=self._exec, source="exec", interval_s=1.0)
         self.running: Running | None = None
 
     def _exec(self, argv: tuple[str, ...]) -> tuple[int, str]:
@@ -276,18 +276,18 @@ def choose(
     Args:
         server: names the cards; `none` means that there is nothing to read.
         source_kind: `image`, `venv` or `simulated`.
-        gpu_probe: what the suite asks for; `auto` takes NVML, then the host's `nvidia-smi`, then the container's.
+        gpu_probe: what the suite asks for (`exec` reads inside the container even where the server asks for no GPU); `auto` takes NVML, then the host's `nvidia-smi`, then the container's.
         run_folder: where the stand-in keeps its cards' state.
 
     Raises:
         EnvironmentFault: the suite asks for NVML or `nvidia-smi` by name and the host has none.
     """
-    if server.gpus == "none" or gpu_probe == "none":
+    if gpu_probe == "none" or (server.gpus == "none" and gpu_probe != "exec"):
         return NoProbe()
     if source_kind == "simulated":
         return SmiProbe(server.gpus, argv=standin_argv(run_folder), interval_s=0.3)
     if gpu_probe == "exec":
-        return ExecProbe(server.gpus)
+        return ExecProbe()
     if gpu_probe in {"auto", "nvml"}:
         try:
             return NvmlProbe(server.gpus)
@@ -307,7 +307,7 @@ def choose(
             next_step="run `nvidia-smi` by hand, or set `gpu_probe: auto` in the suite",
             cause=Cause.NO_GPU,
         )
-    return ExecProbe(server.gpus) if source_kind == "image" else NoProbe()
+    return ExecProbe() if source_kind == "image" else NoProbe()
 
 
 @dataclass(kw_only=True)

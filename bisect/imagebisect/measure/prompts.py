@@ -83,8 +83,10 @@ class Prompts:
         return int.from_bytes(hashlib.sha256(f"{self.seed}/{self.scenario}/{text}".encode()).digest()[:8], "big")
 
     def ids(self, place: Place, count: int) -> list[int]:
-        """`count` token ids. First ids are handed out one after the other, so no two requests of a scenario share one
-        until the range is used up; what follows is random.
+        """Make `count` token ids.
+
+        First ids are handed out one after the other, so no two requests of a scenario share one until the range is
+        used up; what follows is random.
         """
         usable = self.id_range
         ordinal = place.round_number * self.widest + place.slot

@@ -27,8 +27,8 @@ def render(report: dict[str, Any]) -> str:
         "cell": _cell,
         "number": wording.number,
         "duration": wording.duration,
-        "size": wording.size,
         "shell": shlex.join,
+        "shellenv": lambda env: shlex.join(f"{name}={value}" for name, value in env.items()),
     }
     template = environment.get_template("report.md.jinja")
     for left_out in range(4):
@@ -39,6 +39,9 @@ def render(report: dict[str, Any]) -> str:
             change=wording.change,
             untestable=wording.untestable,
             coverage=wording.coverage,
+            hardware=wording.hardware(report["run"]["host"]),
+            effort=wording.effort(report["run"]),
+            started=wording.started(report),
             left_out=left_out,
             commands=_commands(report),
         )
@@ -56,9 +59,10 @@ def _cell(value: object) -> str:
 
 
 def _commands(report: dict[str, Any]) -> dict[str, list[str]]:
-    """One command of each server, as started."""
+    """One command of each server as it was started: of a first bad build where there is one."""
+    located = {target["first_bad"]["name"] for target in report["targets"] if target["first_bad"]}
     found: dict[str, list[str]] = {}
-    for build in report["builds"]:
+    for build in sorted(report["builds"], key=lambda build: build["name"] not in located):
         for start in build["starts"]:
             found.setdefault(start["server"], start["command"])
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -181,6 +182,14 @@ def _verdict(plan: Plan, result: TargetResult, index: int) -> str | None:
     return summary.verdict.value
 
 
+def _host(host: Mapping[str, Any]) -> dict[str, Any]:
+    """Hardware and versions; serial numbers of cards stay in the ledger."""
+    kept = dict(host)
+    if "gpus" in kept:
+        kept["gpus"] = [{key: value for key, value in card.items() if key != "uuid"} for card in kept["gpus"]]
+    return kept
+
+
 def _suite(plan: Plan) -> dict[str, Any]:
     return {
         "name": plan.suite.name,
@@ -199,6 +208,7 @@ def build_report(state: RunState) -> dict[str, Any]:
     by_name = {result.target: result for result in found}
     judged = any(start.intended.purpose != "probe" for start in state.starts) or not state.starts
     over = [start for start in state.starts if start.outcome is not None]
+    reps = [rep for start in over for measurement in start.measurements for rep in measurement.reps]
     report = {
         "schema": SCHEMA,
         "exit_code": int(code),
@@ -211,11 +221,12 @@ def build_report(state: RunState) -> dict[str, Any]:
             "finished": state.finished.at if state.finished else None,
             "tool_version": state.created.tool_version,
             "model_fingerprint": state.created.model_fingerprint,
-            "host": dict(state.created.host),
+            "host": _host(state.created.host),
             "deltas": list(plan.suite.deltas),
             "starts": len(over),
-            "reps": sum(len(m.reps) for s in over for m in s.measurements),
-            "invalid_reps": sum(rep.invalid is not None for s in over for m in s.measurements for rep in m.reps),
+            "reps": sum(not rep.warmup for rep in reps),
+            "warmup_reps": sum(rep.warmup for rep in reps),
+            "invalid_reps": sum(rep.invalid is not None and not rep.warmup for rep in reps),
             "images": len({state.identities[b].id for b in state.identities}),
             "pulled_bytes": sum(identity.pulled_bytes for identity in state.identities.values()),
             "start_seconds": sum(start.seconds for start in over),
@@ -227,7 +238,10 @@ def build_report(state: RunState) -> dict[str, Any]:
         "builds": [_build(state, index, found if judged else ()) for index in range(len(plan.builds))],
     }
     pass_env = {name for server in plan.suite.servers for name in server.pass_env}
-    scrubbed: dict[str, Any] = Scrubber(pass_env).value(report)
+    written: dict[str, str] = {}
+    for env in (*(s.env for s in plan.suite.servers), *(b.overrides.env for b in plan.builds if b.overrides)):
+        written |= env
+    scrubbed: dict[str, Any] = Scrubber(pass_env, written=written).value(report)
     return scrubbed
 
 

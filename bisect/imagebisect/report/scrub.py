@@ -10,34 +10,53 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-_SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"(?:^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS?)(?:$|_)", re.IGNORECASE
+)
 _TOKEN = re.compile(r"\b(hf_[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|sk-[A-Za-z0-9-]{16,})\b")
 _BEARER = re.compile(r"(?i)(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}")
 _URL_AUTH = re.compile(r"(https?://)[^/\s:@]+:[^/\s@]+@")
+_HOME = re.compile(r"(?<![\w.-])/(?:home|Users)/[^/\s:;,\"']+")
 _SHORTEST = 4
-"""Names and values shorter than this would blank out ordinary words."""
+"""Names shorter than this would blank out ordinary words."""
+
+_SHORTEST_SECRET = 6
+"""Values shorter than this, as in `VLLM_X_TOKEN=0`, are no secrets and would blank out ordinary words."""
+
+_NOBODY = ("root", "localhost", "user", "runner", "ubuntu")
+"""Names that say nothing about anybody."""
 
 
 class Scrubber:
-    """Replaces what must not leave this host. `pass_env` names variables whose values are secrets."""
+    """Replaces what must not leave this host.
 
-    def __init__(self, pass_env: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> None:
+    `pass_env` names variables of `environ` whose values are secrets; `written` are variables that a file sets, of
+    which those with a telling name are.
+    """
+
+    def __init__(
+        self,
+        pass_env: Iterable[str] = (),
+        environ: Mapping[str, str] = os.environ,
+        written: Mapping[str, str] | None = None,
+    ) -> None:
         secrets = {environ[name] for name in pass_env if name in environ}
-        secrets |= {value for name, value in environ.items() if _SECRET_NAME.search(name)}
-        self._exact: list[tuple[str, str]] = [(value, "***") for value in secrets if len(value) >= _SHORTEST]
-        home = environ.get("HOME") or str(Path.home())
-        if len(home) >= _SHORTEST:
-            self._exact.append((home, "~"))
-        self._exact.sort(key=lambda pair: -len(pair[0]))
+        for known in (environ, written or {}):
+            secrets |= {value for name, value in known.items() if _SECRET_NAME.search(name)}
+        self._exact = sorted((value for value in secrets if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
         self._words: list[tuple[re.Pattern[str], str]] = []
+        home = environ.get("HOME") or str(Path.home())
+        if len(home) >= _SHORTEST and home != "/root":  # containers have a /root of their own
+            self._words.append((re.compile(rf"{re.escape(home.rstrip('/'))}(?![\w.-])"), "~"))
+        self._words.append((_HOME, "~"))
         for name, stands_for in ((socket.gethostname(), "<host>"), (_user(), "<user>")):
-            if len(name) >= _SHORTEST and name not in ("root", "localhost"):
+            if len(name) >= _SHORTEST and name not in _NOBODY:
                 self._words.append((re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])"), stands_for))
 
     def text(self, text: str) -> str:
         """One text without them."""
-        for value, stands_for in self._exact:
-            text = text.replace(value, stands_for)
+        for value in self._exact:
+            text = text.replace(value, "***")
         for pattern, stands_for in self._words:
             text = pattern.sub(stands_for, text)
         text = _TOKEN.sub("***", text)

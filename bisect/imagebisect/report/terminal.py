@@ -20,10 +20,8 @@ def render(report: dict[str, Any], *, where: str | None = None) -> str:
     if report["targets"]:
         lines += _table(report)
         lines.append("")
-    lines.append(
-        f"{run['starts']} starts, {run['reps']} reps ({run['invalid_reps']} invalid), {run['images']} builds, "
-        f"{wording.size(run['pulled_bytes'])} pulled, {wording.duration(run['start_seconds'])} in starts"
-    )
+    lines.append(f"{wording.hardware(run['host'])}")
+    lines.append(wording.effort(run))
     lines += [f"delta from the published suite: {delta}" for delta in run["deltas"]]
     if where:
         lines.append(f"report: bisect report {run['id']} --format markdown   (run folder: {where})")

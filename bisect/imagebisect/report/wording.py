@@ -53,6 +53,36 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def hardware(host: dict[str, Any]) -> str:
+    """The host in one line: cards first, as they decide."""
+    cards: dict[str, int] = {}
+    for card in host.get("gpus") or ():
+        text = f"{card['name']} ({card['total_mib']:,.0f} MiB)"
+        cards[text] = cards.get(text, 0) + 1
+    parts = [f"{count} x {text}" for text, count in cards.items()] or ["no GPU"]
+    if host.get("cpu"):
+        parts.append(f"{host['cpu']}, {host.get('cpus')} CPUs")
+    return "; ".join(parts)
+
+
+def started(report: dict[str, Any]) -> str:
+    """How builds were started, in the words of their kind."""
+    first = report["builds"][0]
+    if "image" in first:
+        return "Each start was a fresh container of an image by digest"
+    if "venv" in first:
+        return "Each start was a fresh process group of a Python environment's own vllm"
+    return "Each start was a fresh process of the stand-in server"
+
+
+def effort(run: dict[str, Any]) -> str:
+    """What the answer cost."""
+    return (
+        f"{run['starts']} starts, {run['reps']} timed reps ({run['invalid_reps']} invalid), {run['images']} builds, "
+        f"{size(run['pulled_bytes'])} pulled, {duration(run['start_seconds'])} in starts"
+    )
+
+
 def headline(target: dict[str, Any]) -> str:
     """A target's status in words, with its reason."""
     text = HEADLINES.get(target["status"], str(target["status"]))

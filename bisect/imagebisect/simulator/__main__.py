@@ -6,13 +6,16 @@ import sys
 
 USAGE = """usage: python -m imagebisect.simulator serve [--profile FILE | --profile-json TEXT] [--state-dir DIR] VLLM-FLAGS...
        python -m imagebisect.simulator nvidia-smi [--state-dir DIR] [--profile FILE] --query-gpu=... --format=csv
+
+A profile is a JSON object that says what the simulated build is like; its keys are in imagebisect.simulator.profile.
 """
 
 
 def main() -> int:
     """Dispatch; 2 for anything else."""
     command, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
-    if command == "serve":
+    is_help = command in {"-h", "--help"} or (command == "serve" and bool({"-h", "--help"} & set(arguments)))
+    if command == "serve" and not is_help:
         from imagebisect.simulator.boot import serve
 
         return serve(arguments)
@@ -20,7 +23,6 @@ def main() -> int:
         from imagebisect.simulator.smi import main as nvidia_smi
 
         return nvidia_smi(arguments)
-    is_help = command in {"-h", "--help"}
     (sys.stdout if is_help else sys.stderr).write(USAGE)
     return 0 if is_help else 2
 

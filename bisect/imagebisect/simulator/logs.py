@@ -1,7 +1,9 @@
 """The stand-in's output: lines of recorded vLLM servers with the numbers put in.
 
-The templates under `logs/` come from logs of vLLM 0.26.0 under the flags of a real bug report
-(a few from its sources); none of them is derived from the patterns that read them.
+The templates under `logs/` come from logs of vLLM 0.26.0 under the flags of a real bug report. Composed by hand
+around a known last line, with invented frames and line numbers, are: bad_argument, engine_process_died,
+fatal_runtimeerror (its end), import_error, port_in_use, too_few_gpus, too_little_kv, unsupported_architecture.
+None of them is derived from the patterns that read them.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def parse(text: str) -> Snapshot:
             elif sample.name in _SAMPLES:
                 key = _SAMPLES[sample.name]
                 totals[key] = totals.get(key, 0.0) + sample.value
-    return Snapshot(**totals, cache_config=cache)  # type: ignore[arg-type]
+    return Snapshot(**totals, cache_config=cache)
 
 
 def delta(before: Snapshot | None, after: Snapshot | None) -> Snapshot:
