@@ -67,7 +67,7 @@ def finished(truth: Truth, plan: Plan | None = None) -> RunState:
     chosen = plan or run_events.plan()
     host = {"cpu": "Test CPU", "cpus": 2, "gpus": [{"index": 0, "name": "Test Card", "total_mib": 16000.0}]}
     state = fold([replace(run_events.created(chosen), host=host)])
-    for number in range(1, 100):
+    for number in range(1, 1000):
         probe = decide(question(state), scenarios_of(chosen))
         if probe is None:
             break

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
 from typing import assert_never
 
 from imagebisect.domain import Decode, IdleMemory, Measurement, OomProbe, Prefill, Scenario
@@ -14,21 +12,19 @@ from imagebisect.measure.prompts import vocab_size
 __all__ = ["Context", "run", "vocab_size"]
 
 
-def run(scenario: Scenario, context: Context) -> Measurement:
-    """Do one scenario. A failure comes back in the measurement, beside what was measured before it.
+def run(scenario: Scenario, ctx: Context) -> Measurement:
+    """Do one scenario to a ready server.
 
-    Raises Interrupted when the user asks to stop.
+    A failure comes back beside what was measured before it. Raises Interrupted when a stop is asked for.
     """
-    began = time.monotonic()
     match scenario:
         case IdleMemory():
-            found = idle_memory.measure(scenario, context)
+            return idle_memory.measure(scenario, ctx)
         case Prefill():
-            found = prefill.measure(scenario, context)
+            return prefill.measure(scenario, ctx)
         case Decode():
-            found = decode.measure(scenario, context)
+            return decode.measure(scenario, ctx)
         case OomProbe():
-            found = oom_probe.measure(scenario, context)
+            return oom_probe.measure(scenario, ctx)
         case _:
             assert_never(scenario)
-    return replace(found, seconds=time.monotonic() - began)

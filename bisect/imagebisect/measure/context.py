@@ -1,10 +1,11 @@
-"""What a scenario is given of its start."""
+"""What a scenario needs of the start that it runs in."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from imagebisect.domain import CardMemory, JsonValue, Server
 from imagebisect.interrupt import StopFlag
@@ -15,12 +16,16 @@ from imagebisect.runtime.base import Running
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """One started server and what is known of it. `baseline` are its cards before the start, `request_s` a deadline."""
+    """A ready server and everything to measure it with.
+
+    `baseline` holds the cards before the start (empty where they could not be read), `facts` what the log says
+    of the server, `request_s` the seconds one request round may take, `build` the name that progress shows.
+    """
 
     running: Running
     url: str
     model_id: str
-    endpoint: str
+    endpoint: Literal["completions", "chat"]
     seed: int
     vocab_size: int
     log: Path
@@ -32,9 +37,3 @@ class Context:
     progress: Progress
     build: str
     server: Server
-
-    @property
-    def chunk_tokens(self) -> int:
-        """The most tokens of one forward pass, as the server said; 8192 where it did not."""
-        said = self.facts.get("max_num_batched_tokens")
-        return said if isinstance(said, int) and said > 0 else 8192

@@ -1,56 +1,72 @@
-"""`decode`: short prompts, many output tokens, at each concurrency."""
+"""Decode: short prompts, many output tokens, at each concurrency."""
 
 from __future__ import annotations
 
-from statistics import median
+import statistics
 
-from imagebisect.domain import Decode, Measurement, Rep
+from imagebisect.domain import Decode, Measurement
 from imagebisect.measure.context import Context
-from imagebisect.measure.load import Client, Round, run
-from imagebisect.measure.rounds import DeadServer, Rounds, middle
+from imagebisect.measure.load import Round
+from imagebisect.measure.rounds import RoundFailedError, Rounds, Shape, Taken
+
+WARMUP_OUTPUT_TOKENS = 8
+"""Enough to compile what a decode step of this batch size needs."""
 
 
-def output_token_s(rep: Rep) -> float:
-    """Seconds per output token after the first: the requests' mean time less the server's mean time to the first token.
+def output_tok_s(done: Round, shape: Shape) -> float:
+    """Output tokens of all requests over the makespan, tok/s; the short prompts' prefill is in it."""
+    tokens = sum(answer.completion_tokens or shape.output_tokens for answer in done.answers)
+    return tokens / done.seconds
 
-    Where the build has no such metric the whole time counts, which the prompt's few tokens make hardly longer.
+
+def output_token_s(taken: Taken, shape: Shape) -> tuple[float, str]:
+    """Seconds per output token after the first, and whose clock says so.
+
+    The server's own decode time if it has one, else its end-to-end time less the time to the first token; a build
+    with neither gives the makespan over the tokens, which holds the prefill too.
     """
-    first = (rep.server_ttft_s or 0.0) / rep.concurrency
-    mean = sum(rep.request_s) / len(rep.request_s)
-    return max(mean - first, 0.0) / max(rep.output_tokens - 1, 1)
+    after_first = shape.concurrency * max(1, shape.output_tokens - 1)
+    counted = taken.counted
+    if counted.decode_s:
+        return counted.decode_s / after_first, "server decode time"
+    if counted.e2e_s is not None and counted.ttft_s is not None and counted.e2e_s > counted.ttft_s:
+        return (counted.e2e_s - counted.ttft_s) / after_first, "server end-to-end less first token"
+    return taken.rep.seconds / max(1, shape.output_tokens), "client makespan"
 
 
 def measure(scenario: Decode, context: Context) -> Measurement:
-    """Output tokens of all requests over the makespan (tok/s), and seconds per output token, for each concurrency."""
-    metrics: dict[str, float] = {}
-    widest = max(scenario.concurrency)
-
-    def tok_s(done: Round) -> float:
-        return sum(answer.completion_tokens or 0 for answer in done.answers) / done.seconds
-
-    async def work() -> Measurement:
-        async with Client(context.url, endpoint=context.endpoint, widest=widest) as client:
-            rounds = Rounds(context, client, scenario=scenario.name, widest=widest)
-            failure = None
-            try:
-                for concurrency in scenario.concurrency:
-                    await rounds.warm_up(
-                        concurrency=concurrency,
-                        prompt_tokens=scenario.prompt_tokens,
-                        output_tokens=min(scenario.output_tokens, 16),
-                    )
-                    valid = await rounds.timed(
-                        concurrency=concurrency,
-                        prompt_tokens=scenario.prompt_tokens,
-                        output_tokens=scenario.output_tokens,
-                        reps=scenario.reps,
-                        value=tok_s,
-                        unit="tok/s",
-                    )
-                    metrics[f"c{concurrency}.decode_tok_s"] = middle(valid)
-                    metrics[f"c{concurrency}.output_token_s"] = median(output_token_s(rep) for rep in valid)
-            except DeadServer as dead:
-                failure = dead.failure
-            return Measurement(scenario=scenario.name, metrics=metrics, reps=tuple(rounds.reps), failure=failure)
-
-    return run(work)
+    """Warm up, then take the reps at each concurrency; a failure keeps what was measured before it."""
+    rounds = Rounds(
+        context=context,
+        scenario=scenario.name,
+        widest=max(scenario.concurrency),
+        unit="tok/s",
+        value=output_tok_s,
+    )
+    found: dict[str, float] = {}
+    clocks: set[str] = set()
+    failure = None
+    try:
+        for concurrency in scenario.concurrency:
+            shape = Shape(
+                concurrency=concurrency, prompt_tokens=scenario.prompt_tokens, output_tokens=scenario.output_tokens
+            )
+            warm = Shape(
+                concurrency=concurrency,
+                prompt_tokens=scenario.prompt_tokens,
+                output_tokens=min(scenario.output_tokens, WARMUP_OUTPUT_TOKENS),
+            )
+            rounds.take(warm, purpose="warmup", rep=0, reps=scenario.reps)
+            values, per_token = [], []
+            for rep in range(scenario.reps):
+                taken = rounds.take_valid(shape, rep=rep, reps=scenario.reps)
+                seconds, clock = output_token_s(taken, shape)
+                values.append(taken.rep.value or 0.0)
+                per_token.append(seconds)
+                clocks.add(clock)
+                found[f"c{concurrency}.decode_tok_s"] = statistics.median(values)
+                found[f"c{concurrency}.output_token_s"] = statistics.median(per_token)
+    except RoundFailedError as failed:
+        failure = failed.failure
+    rounds.samples["output_token_clock"] = sorted(clocks)
+    return rounds.measurement(found, failure)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -27,6 +27,7 @@ _COMMAND_S = 20.0
 """A wedged driver makes nvidia-smi hang; then the cards count as unreadable."""
 
 _CARD_FIELDS = ("index", "uuid", "name", "memory.total", "memory.free")
+_SAMPLE_FIELDS = ("index", "memory.free", "clocks_event_reasons.active")
 _PROCESS_FIELDS = ("gpu_uuid", "pid", "used_memory")
 _SLOWDOWN_BITS = {
     0x08: "hardware slowdown",
@@ -35,6 +36,14 @@ _SLOWDOWN_BITS = {
     0x80: "hardware power brake",
 }
 """Clock event reasons that spoil a rep; the software power cap (0x4) is normal under load."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One quick look: free MiB by card index, and what slows a card's clocks other than the ordinary power cap."""
+
+    free_mib: Mapping[int, float] = field(default_factory=dict)
+    slowdowns: tuple[str, ...] = ()
 
 
 class GpuProbe(Protocol):
@@ -49,8 +58,8 @@ class GpuProbe(Protocol):
     def read(self) -> tuple[CardMemory, ...]:
         """All cards of the server, in index order; empty where they cannot be read now."""
 
-    def slowdowns(self) -> tuple[str, ...]:
-        """What slows a card's clocks right now, other than the ordinary power cap; empty where unknown."""
+    def sample(self) -> Sample:
+        """The least that a sampler needs, read as cheaply as can be."""
 
     def attach(self, running: Running) -> None:
         """From now on read where this server runs; only probes inside containers care."""
@@ -71,9 +80,9 @@ class NoProbe:
         """Nothing."""
         return ()
 
-    def slowdowns(self) -> tuple[str, ...]:
+    def sample(self) -> Sample:
         """Nothing."""
-        return ()
+        return Sample()
 
     def attach(self, running: Running) -> None:
         """Nothing to do."""
@@ -129,19 +138,23 @@ class NvmlProbe:
             processes=tuple((p.pid, (p.usedGpuMemory or 0) / _MIB) for p in listed),
         )
 
-    def slowdowns(self) -> tuple[str, ...]:
+    def sample(self) -> Sample:
         """See GpuProbe."""
         import pynvml
 
-        found = []
-        for card in self.read():
-            try:
-                handle = pynvml.nvmlDeviceGetHandleByIndex(card.index)
+        free: dict[int, float] = {}
+        slow: list[str] = []
+        try:
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                if self.gpus != "all" and index not in self.gpus:
+                    continue
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                free[index] = pynvml.nvmlDeviceGetMemoryInfo(handle).free / _MIB
                 bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-            except pynvml.NVMLError:
-                continue
-            found += [f"GPU {card.index}: {says}" for says in _slowdown_words(bits)]
-        return tuple(found)
+                slow += [f"GPU {index}: {says}" for says in _slowdown_words(bits)]
+        except pynvml.NVMLError:
+            pass
+        return Sample(free_mib=free, slowdowns=tuple(slow))
 
     def attach(self, running: Running) -> None:
         """Nothing to do: the driver sees every process of the host."""
@@ -218,6 +231,7 @@ class SmiProbe:
         self.command = command
         self.source = source
         self.interval_s = interval_s
+        self._knows_clocks = True
 
     def _ask(self, query: str, fields: tuple[str, ...]) -> str:
         code, text = self.command((*self.argv, f"--query-{query}={','.join(fields)}", "--format=csv,noheader,nounits"))
@@ -230,16 +244,22 @@ class SmiProbe:
             return ()
         return _selected(parse_smi(cards, self._ask("compute-apps", _PROCESS_FIELDS)), self.gpus)
 
-    def slowdowns(self) -> tuple[str, ...]:
-        """See GpuProbe; older drivers call the field clocks_throttle_reasons."""
-        fields = ("index", "clocks_event_reasons.active")
-        text = self._ask("gpu", fields) or self._ask("gpu", ("index", "clocks_throttle_reasons.active"))
-        found = []
-        for index, bits in _rows(text, len(fields)):
-            if index.isdigit() and (self.gpus == "all" or int(index) in self.gpus):
-                with contextlib.suppress(ValueError):
-                    found += [f"GPU {index}: {says}" for says in _slowdown_words(int(bits, 16))]
-        return tuple(found)
+    def sample(self) -> Sample:
+        """See GpuProbe. One command; drivers that lack the clock field are asked without it from then on."""
+        fields = _SAMPLE_FIELDS if self._knows_clocks else _SAMPLE_FIELDS[:2]
+        text = self._ask("gpu", fields)
+        if not text and self._knows_clocks:
+            self._knows_clocks, fields = False, _SAMPLE_FIELDS[:2]
+            text = self._ask("gpu", fields)
+        free: dict[int, float] = {}
+        slow: list[str] = []
+        for index, size, *bits in _rows(text, len(fields)):
+            if not index.isdigit() or (self.gpus != "all" and int(index) not in self.gpus):
+                continue
+            with contextlib.suppress(ValueError):
+                free[int(index)] = float(size)
+                slow += [f"GPU {index}: {says}" for says in _slowdown_words(int(bits[0], 16) if bits else 0)]
+        return Sample(free_mib=free, slowdowns=tuple(slow))
 
     def attach(self, running: Running) -> None:
         """Nothing to do: it sees every process of the host."""
@@ -285,7 +305,7 @@ def choose(
     if gpu_probe == "none" or (server.gpus == "none" and gpu_probe != "exec"):
         return NoProbe()
     if source_kind == "simulated":
-        return SmiProbe(server.gpus, argv=standin_argv(run_folder), interval_s=0.3)
+        return SmiProbe(server.gpus, argv=standin_argv(run_folder))
     if gpu_probe == "exec":
         return ExecProbe()
     if gpu_probe in {"auto", "nvml"}:
@@ -336,8 +356,10 @@ def sampling(probe: GpuProbe) -> Iterator[Lowest]:
     def watch() -> None:
         while True:
             began = time.monotonic()
-            for card in probe.read():
-                lowest.free_mib[card.index] = min(card.free_mib, lowest.free_mib.get(card.index, card.free_mib))
+            seen = probe.sample()
+            for index, free in seen.free_mib.items():
+                lowest.free_mib[index] = min(free, lowest.free_mib.get(index, free))
+            lowest.slowdowns.update(seen.slowdowns)
             lowest.reads += 1
             if over.wait(max(0.01, probe.interval_s - (time.monotonic() - began))):
                 return

@@ -1,79 +1,123 @@
-"""`idle-memory`: what a server holds after boot, before any request of ours, on the worst of its cards."""
+"""Idle memory: what a started server leaves free on each card before it is asked for anything of size."""
 
 from __future__ import annotations
 
-from typing import Any
+import statistics
+import time
 
-from imagebisect.domain import CardMemory, IdleMemory, Measurement
+from imagebisect.domain import CardMemory, IdleMemory, JsonValue, Measurement, Phase
 from imagebisect.measure.context import Context
+from imagebisect.vllm import failures
+from imagebisect.vllm.aftermath import wait_for_end
 
-STILL_MIB = 8.0
-"""Two reads that differ by less count as settled."""
+SETTLED_MIB = 16.0
+"""Reads of one card that differ by no more than this are one value."""
 
-MOST_READS = 60
-
-
-def kv_pool_mib(context: Context) -> tuple[float | None, str | None]:
-    """The KV pool on each card and where the number is from: the pinned bytes, or what the log offers."""
-    for source, key, scale in (
-        ("pinned bytes in the log", "kv_cache_bytes", 2.0**-20),
-        ("available KV cache memory in the log", "available_kv_mib", 1.0),
-    ):
-        value = context.facts.get(key)
-        if isinstance(value, (int, float)):
-            return float(value) * scale, source
-    return None, None
+_SETTLE_S = 30.0
+_MIB = 2.0**20
 
 
-def _settled(scenario: IdleMemory, context: Context) -> list[tuple[CardMemory, ...]]:
-    """Reads until the last `samples` of them agree on every card; all reads."""
+def _by_uuid(reads: list[tuple[CardMemory, ...]]) -> dict[str, list[CardMemory]]:
+    found: dict[str, list[CardMemory]] = {}
+    for cards in reads:
+        for card in cards:
+            found.setdefault(card.uuid, []).append(card)
+    return found
+
+
+def _settled(reads: list[tuple[CardMemory, ...]]) -> bool:
+    sizes = [[card.free_mib for card in cards] for cards in _by_uuid(reads).values()]
+    return all(max(free) - min(free) <= SETTLED_MIB for free in sizes)
+
+
+def _read_until_settled(scenario: IdleMemory, context: Context) -> tuple[list[tuple[CardMemory, ...]], bool]:
+    """The last `samples` reads, and whether they agree. Ends early where nothing can be read or the server ended."""
+    deadline = time.monotonic() + (scenario.deadline_s or _SETTLE_S + scenario.samples * scenario.interval_s)
     reads: list[tuple[CardMemory, ...]] = []
-    while len(reads) < max(scenario.samples, MOST_READS):
-        reads.append(context.probe.read())
-        last = reads[-scenario.samples :]
-        if not reads[-1]:
-            return reads
-        if len(last) == scenario.samples:
-            frees = [[card.free_mib for card in read] for read in last]
-            if len({len(free) for free in frees}) == 1 and all(
-                max(column) - min(column) <= STILL_MIB for column in zip(*frees, strict=True)
-            ):
-                return reads
+    while True:
+        cards = context.probe.read()
+        if not cards or context.running.exit_state() is not None:
+            return reads, False
+        reads = [*reads, cards][-scenario.samples :]
+        if len(reads) >= scenario.samples and _settled(reads):
+            return reads, True
+        if time.monotonic() + scenario.interval_s > deadline:
+            return reads, False
         context.stop.wait(scenario.interval_s)
-    return reads
+
+
+def kv_pool_mib(context: Context) -> tuple[float | None, str]:
+    """MiB of one card's KV pool and where that is known from: the pinned bytes, else what vLLM found available."""
+    pinned = context.facts.get("kv_cache_bytes")
+    if isinstance(pinned, int | float):
+        return pinned / _MIB, "kv_cache_memory_bytes"
+    available = context.facts.get("available_kv_mib")
+    if isinstance(available, int | float):
+        return float(available), "available KV cache memory"
+    return None, ""
+
+
+def _before(card: CardMemory, context: Context) -> tuple[float | None, str]:
+    """Free MiB of a card before the start, and who said so; the server's own first look if nobody else could."""
+    for seen in context.baseline:
+        if seen.uuid == card.uuid:
+            return seen.free_mib, context.probe.source
+    said = context.facts.get("initial_free_mib")
+    if isinstance(said, int | float):
+        return float(said), "log"
+    return None, ""
+
+
+def _as_json(card: CardMemory) -> dict[str, JsonValue]:
+    return {"index": card.index, "uuid": card.uuid, "free_mib": card.free_mib, "total_mib": card.total_mib}
 
 
 def measure(scenario: IdleMemory, context: Context) -> Measurement:
-    """Free memory after boot and `non_kv_memory_mib` = free before - free idle - KV pool, in MiB, of the worst card.
-
-    Where the cards could not be read before the start (they are only visible inside the container), the server's
-    own `Initial free memory` stands in for it. What is missing leaves its metric out and says so in the samples.
-    """
-    reads = _settled(scenario, context)
-    cards = reads[-1]
+    """Read the cards until they stand still; the worst card counts. What cannot be known is left out and said."""
+    began = time.monotonic()
+    reads, settled = _read_until_settled(scenario, context)
+    found: dict[str, float] = {}
+    samples: dict[str, JsonValue] = {"gpu_source": context.probe.source, "settled": settled, "reads": len(reads)}
+    failure = None
+    if context.running.exit_state() is not None:
+        ended = wait_for_end(context.running, context.log, context.stop)
+        failure = failures.classify(
+            context.log, phase=Phase.REQUEST, exit_state=ended, observed="the server ended while it was idle"
+        )
+    elif not reads:
+        samples["missing"] = "no card of this server can be read on this host"
     pool, pool_source = kv_pool_mib(context)
-    samples: dict[str, Any] = {
-        "probe": context.probe.source,
-        "free_mib": [[card.free_mib for card in read] for read in reads],
-        "kv_pool_source": pool_source,
-    }
-    metrics: dict[str, float] = {}
     if pool is not None:
-        metrics["kv_pool_mib"] = pool
-    if not cards:
-        samples["missing"] = "no card can be read"
-        return Measurement(scenario=scenario.name, metrics=metrics, samples=samples)
-    metrics["free_idle_mib"] = min(card.free_mib for card in cards)
-    before = {card.uuid: card.free_mib for card in context.baseline}
-    initial = context.facts.get("initial_free_mib")
-    if before:
-        samples["baseline_source"] = context.probe.source
-    elif isinstance(initial, (int, float)):
-        samples["baseline_source"] = "Initial free memory in the log"
-        before = {card.uuid: float(initial) for card in cards}
-    taken = [before[card.uuid] - card.free_mib for card in cards if card.uuid in before]
-    if taken and pool is not None:
-        metrics["non_kv_memory_mib"] = max(taken) - pool
-    else:
-        samples["missing"] = "the free memory before the start" if not taken else "the size of the KV pool"
-    return Measurement(scenario=scenario.name, metrics=metrics, samples=samples)
+        found["kv_pool_mib"] = pool
+        samples["kv_pool_source"] = pool_source
+    if reads and failure is None:
+        _weigh(_by_uuid(reads), context, pool, found, samples)
+    return Measurement(
+        scenario=scenario.name, metrics=found, samples=samples, failure=failure, seconds=time.monotonic() - began
+    )
+
+
+def _weigh(
+    cards: dict[str, list[CardMemory]],
+    context: Context,
+    pool: float | None,
+    found: dict[str, float],
+    samples: dict[str, JsonValue],
+) -> None:
+    """Fill in the metrics: least free of any card, and most memory beside the KV pool of any card."""
+    idle = {uuid: statistics.median(card.free_mib for card in seen) for uuid, seen in cards.items()}
+    found["free_idle_mib"] = min(idle.values())
+    samples["cards"] = [{**_as_json(seen[-1]), "free_mib": idle[uuid]} for uuid, seen in cards.items()]
+    samples["before"] = [_as_json(card) for card in context.baseline]
+    taken = []
+    for uuid, seen in cards.items():
+        before, source = _before(seen[-1], context)
+        if before is None:
+            samples["missing"] = "nobody knows how much was free before the start"
+            return
+        samples["baseline_source"] = source
+        taken.append(before - idle[uuid])
+    if pool is None:
+        samples["missing"] = "the log does not say how large the KV pool is"
+        return
+    found["non_kv_memory_mib"] = max(taken) - pool

@@ -1,137 +1,146 @@
-"""One round of requests: C at once, timed by one clock, given up as soon as no answer can come."""
+"""One round of requests: all sent at once, timed on the client's clock, given up at once when the server dies."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import httpx
 
-_T = TypeVar("_T")
-
 WATCH_S = 0.1
-CONNECT_S = 10.0
+"""How often the guard looks while requests run."""
 
-Guard = Callable[[], str | None]
-"""Says why no answer will come any more, None while one may; may raise Interrupted."""
+CONNECT_S = 10.0
+_PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+OK = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What came back of one request. `seconds` on the client's clock; `status` None when nothing came."""
+    """One request's end. `status` None: no answer came, `error` says why. Times are on one monotonic clock, in s."""
 
     status: int | None
-    seconds: float
+    sent: float
+    ended: float
+    text: str = ""
+    error: str = ""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    text: str = ""
+    cached_tokens: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """From just before sending to the whole answer."""
+        return self.ended - self.sent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """All answers of a round. `seconds` is the makespan; `gave_up` says why it was broken off (`deadline`, or the guard's words)."""
+    """What came of one round. `cut` says why it was given up early, `late` that the deadline did it."""
 
     answers: tuple[Answer, ...]
-    seconds: float
-    gave_up: str | None = None
+    cut: str | None = None
+    late: bool = False
 
     @property
-    def ok(self) -> bool:
-        """Whether every request was answered with 200."""
-        return self.gave_up is None and all(answer.status == 200 for answer in self.answers)
+    def seconds(self) -> float:
+        """The makespan: from the first request sent to the last answer read."""
+        return max(a.ended for a in self.answers) - min(a.sent for a in self.answers)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every request was answered 200."""
+        return self.cut is None and not self.late and all(a.status == OK for a in self.answers)
 
 
-def _usage(answer: httpx.Response) -> tuple[int | None, int | None]:
+Guard = Callable[[], str | None]
+"""Says why a round is pointless now (the server ended, a fatal log line), or None. May raise Interrupted."""
+
+
+def _count(usage: Any, *path: str) -> int | None:
+    for key in path:
+        usage = usage.get(key) if isinstance(usage, dict) else None
+    return usage if isinstance(usage, int) and not isinstance(usage, bool) else None
+
+
+def _usage(content: bytes) -> dict[str, int | None]:
     try:
-        usage = answer.json().get("usage") or {}
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError):
-        return None, None
-    counts = tuple(usage.get(key) for key in ("prompt_tokens", "completion_tokens"))
-    return counts[0] if isinstance(counts[0], int) else None, counts[1] if isinstance(counts[1], int) else None
+        answer = json.loads(content)
+    except ValueError:
+        return {}
+    usage = answer.get("usage") if isinstance(answer, dict) else None
+    return {
+        "prompt_tokens": _count(usage, "prompt_tokens"),
+        "completion_tokens": _count(usage, "completion_tokens"),
+        "cached_tokens": _count(usage, "prompt_tokens_details", "cached_tokens"),
+    }
 
 
-class Client:
-    """One client of one server for all rounds of a scenario; use it as an async context manager."""
+async def _ask(client: httpx.AsyncClient, path: str, body: bytes) -> Answer:
+    import httpx
 
-    def __init__(self, url: str, *, endpoint: str, widest: int) -> None:
-        import httpx
+    sent = time.perf_counter()
+    try:
+        answer = await client.post(path, content=body, headers={"content-type": "application/json"})
+    except httpx.HTTPError as error:
+        said = f"{type(error).__name__}: {error}".rstrip(": ")
+        return Answer(status=None, sent=sent, ended=time.perf_counter(), error=said)
+    except asyncio.CancelledError:
+        return Answer(status=None, sent=sent, ended=time.perf_counter(), error="given up")
+    ended = time.perf_counter()
+    if answer.status_code != OK:
+        return Answer(status=answer.status_code, sent=sent, ended=ended, text=answer.text[:2000])
+    return Answer(status=OK, sent=sent, ended=ended, **_usage(answer.content))  # type: ignore[arg-type]
 
-        limits = httpx.Limits(max_connections=widest + 2, max_keepalive_connections=widest + 2)
-        timeout = httpx.Timeout(None, connect=CONNECT_S)
-        self._http = httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits, trust_env=False)
-        self._path = "/v1/chat/completions" if endpoint == "chat" else "/v1/completions"
 
-    async def __aenter__(self) -> Client:
-        return self
+async def _round(url: str, path: str, bodies: Sequence[bytes], *, guard: Guard, deadline_s: float) -> Round:
+    import httpx
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self._http.aclose()
-
-    async def metrics(self) -> str | None:
-        """The text of /metrics, None when it cannot be had within 10 s."""
-        import httpx
-
+    # One client a round: a kept connection may be closed by the server (uvicorn after 5 s) just as it is used again.
+    limits = httpx.Limits(max_connections=len(bodies) + 2, max_keepalive_connections=0)
+    timeout = httpx.Timeout(None, connect=CONNECT_S)
+    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=timeout, trust_env=False) as client:
+        cut, late = None, False
+        tasks = [asyncio.create_task(_ask(client, path, body)) for body in bodies]
+        deadline = time.perf_counter() + deadline_s
         try:
-            answer = await self._http.get("/metrics", timeout=10.0)
-        except httpx.HTTPError:
-            return None
-        return answer.text if answer.status_code == 200 else None
-
-    async def _one(self, body: bytes) -> Answer:
-        import httpx
-
-        began = time.perf_counter()
-        try:
-            answer = await self._http.post(self._path, content=body, headers={"content-type": "application/json"})
-        except httpx.HTTPError as error:
-            return Answer(
-                status=None, seconds=time.perf_counter() - began, text=f"{type(error).__name__}: {error}"[:500]
-            )
-        seconds = time.perf_counter() - began
-        prompt, completion = _usage(answer)
-        text = answer.text[:500] if answer.status_code != 200 else ""
-        return Answer(
-            status=answer.status_code, seconds=seconds, prompt_tokens=prompt, completion_tokens=completion, text=text
-        )
-
-    async def round(self, bodies: Sequence[bytes], *, deadline_s: float, guard: Guard) -> Round:
-        """Send all bodies at once; the round ends with the last answer, the deadline, or the guard's word."""
-        began = time.perf_counter()
-        tasks = [asyncio.ensure_future(self._one(body)) for body in bodies]
-        gave_up: str | None = None
-        try:
-            while not all(task.done() for task in tasks):
-                await asyncio.wait(tasks, timeout=WATCH_S, return_when=asyncio.ALL_COMPLETED)
-                if all(task.done() for task in tasks):
-                    break
-                gave_up = guard()
-                if gave_up is None and time.perf_counter() - began > deadline_s:
-                    gave_up = "deadline"
-                if gave_up is not None:
-                    break
-            seconds = time.perf_counter() - began
+            pending: set[asyncio.Task[Answer]] = set(tasks)
+            while pending and cut is None and not late:
+                _, pending = await asyncio.wait(pending, timeout=WATCH_S)
+                if pending:
+                    # In a thread, since asking a container engine takes milliseconds that belong to the answers.
+                    cut = await asyncio.to_thread(guard)
+                    late = time.perf_counter() > deadline
         finally:
             for task in tasks:
                 task.cancel()
-            settled = await asyncio.gather(*tasks, return_exceptions=True)
-        answers = tuple(
-            found if isinstance(found, Answer) else Answer(status=None, seconds=seconds, text="no answer")
-            for found in settled
-        )
-        if gave_up is None:
-            seconds = max(answer.seconds for answer in answers) if len(answers) == 1 else seconds
-        return Round(answers=answers, seconds=seconds, gave_up=gave_up)
+            answers = await asyncio.gather(*tasks)
+        return Round(answers=tuple(answers), cut=cut, late=late and cut is None)
 
 
-def run(work: Callable[[], Awaitable[_T]]) -> _T:
-    """Run a scenario's rounds to their end."""
+def send(url: str, bodies: Sequence[bytes], *, endpoint: str, guard: Guard, deadline_s: float) -> Round:
+    """Send all bodies at once and wait for all answers.
 
-    async def main() -> _T:
-        return await work()
+    Args:
+        url: the server.
+        bodies: encoded requests; their number is the concurrency.
+        endpoint: `completions` or `chat`.
+        guard: asked every 0.1 s; a reason ends the round at once.
+        deadline_s: seconds until the round is given up.
 
-    return asyncio.run(main())
+    Raises:
+        Interrupted: the guard was told to stop.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return asyncio.run(_round(url, _PATHS[endpoint], bodies, guard=guard, deadline_s=deadline_s))
+    finally:
+        if collecting:
+            gc.enable()

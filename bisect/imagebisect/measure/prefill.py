@@ -1,43 +1,50 @@
-"""`prefill`: prompts of exactly so many tokens, one output token, at each concurrency."""
+"""Prefill: prompts of an exact length, one output token, at each concurrency."""
 
 from __future__ import annotations
 
+import statistics
+
 from imagebisect.domain import Measurement, Prefill
 from imagebisect.measure.context import Context
-from imagebisect.measure.load import Client, Round, run
-from imagebisect.measure.rounds import DeadServer, Rounds, middle
+from imagebisect.measure.load import Round
+from imagebisect.measure.rounds import RoundFailedError, Rounds, Shape, chunk_tokens
+
+
+def prompt_tok_s(done: Round, shape: Shape) -> float:
+    """Prompt tokens over the makespan, tok/s. Where the server says how many there were, that counts."""
+    tokens = sum(answer.prompt_tokens or shape.prompt_tokens for answer in done.answers)
+    return tokens / done.seconds
+
+
+def warmup_tokens(prompt_tokens: int, chunk: int) -> int:
+    """A length with the same shapes as the prompt's: one full chunk and the remainder, not the whole length."""
+    return min(prompt_tokens, chunk + prompt_tokens % chunk)
 
 
 def measure(scenario: Prefill, context: Context) -> Measurement:
-    """Prompt tokens over the makespan (tok/s) for each concurrency, and the least free memory meanwhile (MiB)."""
-    metrics: dict[str, float] = {}
-    widest = max(scenario.concurrency)
-
-    async def work() -> Measurement:
-        async with Client(context.url, endpoint=context.endpoint, widest=widest) as client:
-            rounds = Rounds(context, client, scenario=scenario.name, widest=widest)
-            failure = None
-            try:
-                for concurrency in scenario.concurrency:
-
-                    def tok_s(done: Round, together: int = concurrency) -> float:
-                        return scenario.prompt_tokens * together / done.seconds
-
-                    await rounds.warm_up(concurrency=concurrency, prompt_tokens=scenario.prompt_tokens)
-                    valid = await rounds.timed(
-                        concurrency=concurrency,
-                        prompt_tokens=scenario.prompt_tokens,
-                        output_tokens=1,
-                        reps=scenario.reps,
-                        value=tok_s,
-                        unit="tok/s",
-                    )
-                    metrics[f"c{concurrency}.prefill_tok_s"] = middle(valid)
-            except DeadServer as dead:
-                failure = dead.failure
-            free = [rep.min_free_mib for rep in rounds.reps if rep.min_free_mib is not None]
-            if free:
-                metrics["min_free_mib"] = min(free)
-            return Measurement(scenario=scenario.name, metrics=metrics, reps=tuple(rounds.reps), failure=failure)
-
-    return run(work)
+    """Warm up, then take the reps at each concurrency; a failure keeps what was measured before it."""
+    rounds = Rounds(
+        context=context,
+        scenario=scenario.name,
+        widest=max(scenario.concurrency),
+        unit="tok/s",
+        value=prompt_tok_s,
+    )
+    found: dict[str, float] = {}
+    short = warmup_tokens(scenario.prompt_tokens, chunk_tokens(context))
+    failure = None
+    try:
+        for concurrency in scenario.concurrency:
+            warm = Shape(concurrency=concurrency, prompt_tokens=short, output_tokens=1)
+            rounds.take(warm, purpose="warmup", rep=0, reps=scenario.reps)
+            shape = Shape(concurrency=concurrency, prompt_tokens=scenario.prompt_tokens, output_tokens=1)
+            values = []
+            for rep in range(scenario.reps):
+                taken = rounds.take_valid(shape, rep=rep, reps=scenario.reps)
+                values.append(taken.rep.value or 0.0)
+                found[f"c{concurrency}.prefill_tok_s"] = statistics.median(values)
+    except RoundFailedError as failed:
+        failure = failed.failure
+    if rounds.lowest_free_mib is not None:
+        found["min_free_mib"] = rounds.lowest_free_mib
+    return rounds.measurement(found, failure)

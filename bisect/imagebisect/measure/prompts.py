@@ -24,6 +24,12 @@ _SMALL_LOWEST_ID = 100
 _USED_SHARE = 0.85
 """Special and multimodal tokens sit in the last few percent of a vocabulary."""
 
+_WORDS = (
+    "time year people way day man thing woman life child world school state family student group country problem hand "
+    "part place case week company system program question work number night point home water room mother area money "
+    "story fact month lot right study book eye job word business issue side kind head house service friend father power"
+).split()
+
 
 def _config_files(model: ModelSpec) -> list[Path]:
     root = Path(model.path)
@@ -54,24 +60,22 @@ def vocab_size(model: ModelSpec | None) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Which request it is. `attempt` counts repeats of a rep that was invalid; `round_number` is unique in a scenario."""
+    """Which request of a scenario it is. `attempt` counts repeats of a rep that was invalid."""
 
     purpose: str
     concurrency: int
     rep: int
     attempt: int
     slot: int
-    round_number: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
-    """Makes the prompts of one scenario. `widest` is its largest concurrency."""
+    """Makes the prompts of one scenario."""
 
     seed: int
     scenario: str
     vocab_size: int
-    widest: int
 
     @property
     def id_range(self) -> range:
@@ -82,28 +86,36 @@ class Prompts:
     def _number(self, text: str) -> int:
         return int.from_bytes(hashlib.sha256(f"{self.seed}/{self.scenario}/{text}".encode()).digest()[:8], "big")
 
-    def ids(self, place: Place, count: int) -> list[int]:
-        """Make `count` token ids.
+    def ids(self, place: Place, count: int, *, taken: set[int] | None = None) -> list[int]:
+        """`count` token ids: the same for the same place, whatever was asked for before.
 
-        First ids are handed out one after the other, so no two requests of a scenario share one until the range is
-        used up; what follows is random.
+        `taken` holds first ids already given to other requests of this start; the next free one is taken then, until
+        the whole range is used up. What follows the first id is random, so even then no two prompts begin alike.
         """
         usable = self.id_range
-        ordinal = place.round_number * self.widest + place.slot
-        first = usable[(self._number("first") + ordinal) % len(usable)]
         key = f"{place.purpose}/{place.concurrency}/{place.rep}/{place.attempt}/{place.slot}"
         rest = random.Random(self._number(key)).choices(usable, k=count - 1)  # noqa: S311
-        return [first, *rest]
+        offset = self._number(f"first/{key}") % len(usable)
+        if taken is not None:
+            if len(taken) >= len(usable):
+                taken.clear()
+            while usable[offset] in taken:
+                offset = (offset + 1) % len(usable)
+            taken.add(usable[offset])
+        return [usable[offset], *rest]
 
 
 def body(model_id: str, ids: list[int], *, max_tokens: int, endpoint: str = "completions") -> bytes:
     """A request's bytes, made before the clock starts: encoding 176,425 ids takes 40 ms.
 
-    A chat request carries the ids as words, since chat takes no ids; its token count is then what the template makes it.
+    Chat takes no ids: it gets about as many everyday words, and a salt of its own, since all chat prompts share
+    the template's head. Its true token count is what the server says.
     """
     request: dict[str, Any] = {"model": model_id}
     if endpoint == "chat":
-        request["messages"] = [{"role": "user", "content": " ".join(map(str, ids))}]
+        words = " ".join(_WORDS[number % len(_WORDS)] for number in ids)
+        salt = hashlib.sha256(words.encode()).hexdigest()[:32]
+        request |= {"messages": [{"role": "user", "content": words}], "cache_salt": salt}
     else:
         request["prompt"] = ids
     request |= {"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}

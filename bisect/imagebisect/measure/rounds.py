@@ -1,260 +1,358 @@
-"""Reps: rounds with both clocks, the evidence that one is valid, and what is to be done when it is not.
+"""Reps: a round of requests with both clocks, the cards' memory, and the evidence for or against counting it.
 
-A rep is invalid on the instruments' evidence (wrong count, cache hit, somebody else's request, compilation,
-throttling), never for its value; it is then repeated, at most twice.
+A rep is invalid for instrument evidence only (wrong counts, cache hits, foreign requests, slowed clocks, compilation),
+never for its value.
 """
 
 from __future__ import annotations
 
-import asyncio
-import gc
+import time
 from collections.abc import Callable
-from dataclasses import replace
-from statistics import median
+from dataclasses import dataclass, field
 
-from imagebisect.domain import Failure, Phase, Rep
-from imagebisect.measure import gpu
+from imagebisect.domain import Failure, JsonValue, Measurement, Phase, Rep
+from imagebisect.measure import load, prompts
 from imagebisect.measure.context import Context
-from imagebisect.measure.load import Client, Round
-from imagebisect.measure.prompts import Place, Prompts, body
+from imagebisect.measure.gpu import Lowest, sampling
 from imagebisect.outcome import Cause
 from imagebisect.progress import RepEnded
 from imagebisect.vllm import failures, logmarks, metrics
 from imagebisect.vllm.aftermath import wait_for_end
 from imagebisect.vllm.logtail import LogTail
+from imagebisect.vllm.metrics import Snapshot
 
-REPEATS = 2
-"""How often an invalid rep is repeated."""
+MOST_REPEATS = 2
+"""Times an invalid rep is taken again."""
 
-CLOCKS_APART = 0.25
-"""At C=1 the server's prefill may fall short of the client's time by this share before the rep is suspect..."""
-
-CLOCKS_SLACK_S = 0.25
-"""...and by this much in any case: HTTP, and encoding of a long answer."""
-
-Value = Callable[[Round], float]
-"""A round's value in the metric's unit."""
+_SCRAPE_S = 10.0
+_IDLE_S = 30.0
+_LATE_COUNTERS_S = 1.0
+_LOG_LAG_S = 0.03
+"""A log line reaches the file this long after it was written, at most."""
 
 
-class DeadServer(Exception):
-    """A round failed: no more of this scenario can be measured. Carries the typed failure."""
+class RoundFailedError(Exception):
+    """A round ended without all its answers; the scenario ends with what it has."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
 
 
-class Rounds:
-    """All rounds of one scenario in one start."""
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a round sends: `concurrency` requests of `prompt_tokens` ids each, `output_tokens` wanted from each."""
 
-    def __init__(self, context: Context, client: Client, *, scenario: str, widest: int) -> None:
-        self.context = context
-        self.client = client
-        self.scenario = scenario
-        self.prompts = Prompts(seed=context.seed, scenario=scenario, vocab_size=context.vocab_size, widest=widest)
-        self.reps: list[Rep] = []
-        self.widest = widest
-        self._number = 0
-        self._seen: list[str] = []
-        self._tail = LogTail(context.log, from_end=True)
+    concurrency: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """One round as it went: the answers, what the server counted, and the rep made of them."""
+
+    rep: Rep
+    counted: Snapshot
+
+
+Value = Callable[[load.Round, Shape], float]
+"""The metric of a round, from the client's clock."""
+
+
+@dataclass(kw_only=True)
+class Rounds:
+    """Takes the reps of one scenario in one start and keeps their record."""
+
+    context: Context
+    scenario: str
+    widest: int
+    unit: str
+    value: Value
+    reps: list[Rep] = field(default_factory=list)
+    samples: dict[str, JsonValue] = field(default_factory=dict)
+    lowest_free_mib: float | None = None
+    began: float = field(default_factory=time.monotonic)
+    _number: int = 0
+    _lines: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Start reading the log from here on."""
+        self._tail = LogTail(self.context.log, from_end=True)
+        self._prompts = prompts.Prompts(
+            seed=self.context.seed, scenario=self.scenario, vocab_size=self.context.vocab_size, widest=self.widest
+        )
+
+    # ------------------------------------------------------------------ looking on
 
     def _guard(self) -> str | None:
+        """Why no answer will come, for load.send; also collects the log's new lines."""
         self.context.stop.check()
+        lines = self._tail.new_lines()
+        self._lines += lines
+        fatal = next((line for line in lines if failures.is_fatal(line)), None)
+        if fatal is not None:
+            return f"the log says: {fatal.strip()[-200:]}"
         if self.context.running.exit_state() is not None:
             return "the server ended"
-        self._seen += self._tail.new_lines()
-        return next((line for line in self._seen if failures.is_fatal(line)), None)
+        return None
 
-    async def _round(
-        self, *, purpose: str, concurrency: int, rep: int, attempt: int, prompt_tokens: int, output_tokens: int
-    ) -> tuple[Round, Rep]:
-        """One round, with metrics and log lines around it; not judged yet."""
-        bodies = [
-            body(
-                self.context.model_id,
-                self.prompts.ids(
-                    Place(
-                        purpose=purpose,
-                        concurrency=concurrency,
-                        rep=rep,
-                        attempt=attempt,
-                        slot=slot,
-                        round_number=self._number,
-                    ),
-                    prompt_tokens,
-                ),
-                max_tokens=output_tokens,
-                endpoint=self.context.endpoint,
-            )
-            for slot in range(concurrency)
-        ]
-        self._number += 1
-        self._seen = []
-        self._tail.new_lines()
-        text = await self.client.metrics()
-        before = metrics.parse(text) if text is not None else None
-        gc.collect()
-        gc.disable()
+    def _scrape(self) -> Snapshot | None:
+        import httpx
+
         try:
-            with gpu.sampling(self.context.probe) as lowest:
-                done = await self.client.round(bodies, deadline_s=self.context.request_s, guard=self._guard)
-        finally:
-            gc.enable()
-        text = await self.client.metrics() if done.ok else None
-        counted = metrics.delta(before, metrics.parse(text) if text is not None else None)
-        self._seen += self._tail.new_lines()
-        marks = logmarks.marks(self._seen)
-        usage = tuple(answer.prompt_tokens for answer in done.answers)
-        entry = Rep(
+            answer = httpx.get(f"{self.context.url}/metrics", timeout=_SCRAPE_S, trust_env=False)
+        except httpx.HTTPError:
+            return None
+        return metrics.parse(answer.text) if answer.status_code == load.OK else None
+
+    def _scrape_idle(self) -> tuple[Snapshot | None, bool]:
+        """The counters once no request runs, and whether that came true within 30 s."""
+        deadline = time.monotonic() + _IDLE_S
+        while True:
+            seen = self._scrape()
+            busy = seen is not None and (seen.running or 0) + (seen.waiting or 0) > 0
+            if not busy or time.monotonic() > deadline or self._guard() is not None:
+                return seen, not busy
+            self.context.stop.wait(0.1)
+
+    def _scrape_after(self, before: Snapshot | None, requests: int) -> Snapshot | None:
+        """The counters once they know of all our requests; a server that counts late gets a second."""
+        deadline = time.monotonic() + _LATE_COUNTERS_S
+        while True:
+            after = self._scrape()
+            counted = metrics.delta(before, after).succeeded
+            if counted is None or counted >= requests or time.monotonic() > deadline:
+                return after
+            self.context.stop.wait(0.05)
+
+    # ---------------------------------------------------------------------- a round
+
+    def _bodies(self, shape: Shape, *, purpose: str, rep: int, attempt: int) -> list[bytes]:
+        self._number += 1
+        bodies = []
+        for slot in range(shape.concurrency):
+            place = prompts.Place(
+                purpose=f"{purpose}/{shape.prompt_tokens}",
+                concurrency=shape.concurrency,
+                rep=rep,
+                attempt=attempt,
+                slot=slot,
+            )
+            ids = self._prompts.ids(place, shape.prompt_tokens)
+            bodies.append(
+                prompts.body(
+                    self.context.model_id, ids, max_tokens=shape.output_tokens, endpoint=self.context.endpoint
+                )
+            )
+        return bodies
+
+    def take(
+        self, shape: Shape, *, purpose: str, rep: int, reps: int, attempt: int = 0, last_attempt: bool = True
+    ) -> Taken:
+        """Do one round and record it. `purpose` is `warmup`, `rep` or `rung`.
+
+        Raises:
+            RoundFailedError: not every request was answered; the rep is recorded as invalid.
+            Interrupted: a stop was asked for.
+        """
+        warmup = purpose == "warmup"
+        bodies = self._bodies(shape, purpose=purpose, rep=rep, attempt=attempt)
+        before, idle = self._scrape_idle()
+        self._lines.clear()
+        with sampling(self.context.probe) as lowest:
+            done = load.send(
+                self.context.url,
+                bodies,
+                endpoint=self.context.endpoint,
+                guard=self._guard,
+                deadline_s=self.context.request_s,
+            )
+        self._note_memory(lowest)
+        if not done.complete:
+            failure = self._failure(done, shape)
+            made = self._rep(done, shape, rep=rep, warmup=warmup, invalid=failure.message, lowest=lowest)
+            self._record(made, reps=reps, note=f"failed: {failure.cause}")
+            raise RoundFailedError(failure)
+        counted = metrics.delta(before, self._scrape_after(before, shape.concurrency))
+        self.context.stop.wait(_LOG_LAG_S)
+        self._guard()
+        marks = logmarks.marks(self._lines)
+        evidence = self._evidence(done, shape, counted, lowest, idle=idle)
+        if marks and not warmup and purpose == "rep":
+            if not evidence and last_attempt:
+                # Every attempt shows it, so it is how this build serves and not an accident of the instrument.
+                self.samples["marks_in_every_attempt"] = list(marks)
+            else:
+                evidence.append("; ".join(marks))
+        invalid = None if warmup or not evidence else "; ".join(evidence)
+        made = self._rep(
+            done, shape, rep=rep, warmup=warmup, invalid=invalid, lowest=lowest, counted=counted, marks=marks
+        )
+        self._record(made, reps=reps, note="warm-up" if warmup else f"invalid: {invalid}" if invalid else "")
+        return Taken(rep=made, counted=counted)
+
+    def take_valid(self, shape: Shape, *, rep: int, reps: int) -> Taken:
+        """Do a counted rep, again at most twice while it is invalid.
+
+        Raises:
+            RoundFailedError: as `take`, or `invalid_measurement` when no attempt was valid.
+        """
+        reasons = []
+        for attempt in range(MOST_REPEATS + 1):
+            taken = self.take(
+                shape, purpose="rep", rep=rep, reps=reps, attempt=attempt, last_attempt=attempt == MOST_REPEATS
+            )
+            if taken.rep.invalid is None:
+                return taken
+            reasons.append(taken.rep.invalid)
+        raise RoundFailedError(
+            Failure(
+                cause=Cause.INVALID_MEASUREMENT,
+                phase=Phase.REQUEST,
+                message=f"rep {rep + 1} at C={shape.concurrency} was invalid {len(reasons)} times: {reasons[-1]}",
+                details={"reasons": reasons},
+            )
+        )
+
+    # ------------------------------------------------------------------ making sense
+
+    def _evidence(
+        self, done: load.Round, shape: Shape, counted: Snapshot, lowest: Lowest, *, idle: bool
+    ) -> list[str]:
+        """Why this round must not count, from the instruments."""
+        found = []
+        exact = self.context.endpoint == "completions"
+        for answer in done.answers:
+            if exact and answer.prompt_tokens != shape.prompt_tokens:
+                found.append(f"asked {shape.prompt_tokens} prompt tokens, the server counted {answer.prompt_tokens}")
+                break
+        for answer in done.answers:
+            if answer.completion_tokens not in {None, shape.output_tokens}:
+                found.append(f"asked {shape.output_tokens} output tokens, got {answer.completion_tokens}")
+                break
+        hits = _hits(done, counted)
+        if hits:
+            found.append(f"{hits} prompt tokens came from the prefix cache")
+        if not idle:
+            found.append("another request was running before it began")
+        if counted.succeeded is not None and counted.succeeded > shape.concurrency:
+            found.append(f"{counted.succeeded:.0f} requests ended, {shape.concurrency} were ours")
+        if lowest.slowdowns:
+            found.append("the clocks were slowed: " + ", ".join(sorted(lowest.slowdowns)))
+        return found
+
+    def _failure(self, done: load.Round, shape: Shape) -> Failure:
+        """Why not every request was answered."""
+        context = self.context
+        size = f"{shape.concurrency} x {shape.prompt_tokens} tokens"
+        refused = next((a for a in done.answers if a.status is not None and 400 <= a.status < 500), None)  # noqa: PLR2004
+        if done.late:
+            ended = wait_for_end(context.running, context.log, context.stop, limit_s=0.0)
+            seen = f"{size}: no answer within {context.request_s:.0f} s"
+            return failures.classify(
+                context.log, phase=Phase.REQUEST, exit_state=ended, observed=seen, fallback=Cause.STUCK
+            )
+        if refused is not None and done.cut is None:
+            seen = f"{size}: HTTP {refused.status}: {refused.text[:400]}"
+            return Failure(cause=Cause.REQUEST_FAILED, phase=Phase.REQUEST, message=seen, details={"observed": seen})
+        ended = wait_for_end(context.running, context.log, context.stop)
+        bad = next((a for a in done.answers if a.status not in {load.OK, None}), None)
+        lost = next((a.error for a in done.answers if a.status is None), "")
+        how = f"HTTP {bad.status}: {bad.text[:300]}" if bad else done.cut or lost
+        return failures.classify(
+            context.log,
+            phase=Phase.REQUEST,
+            exit_state=ended,
+            observed=f"{size}: {how}",
+            fallback=Cause.REQUEST_FAILED,
+        )
+
+    def _rep(
+        self,
+        done: load.Round,
+        shape: Shape,
+        *,
+        rep: int,
+        warmup: bool,
+        invalid: str | None,
+        lowest: Lowest,
+        counted: Snapshot | None = None,
+        marks: tuple[str, ...] = (),
+    ) -> Rep:
+        counted = counted or Snapshot()
+        return Rep(
             index=rep,
-            concurrency=concurrency,
-            warmup=purpose == "warm-up",
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
+            concurrency=shape.concurrency,
+            warmup=warmup,
+            prompt_tokens=shape.prompt_tokens,
+            output_tokens=shape.output_tokens,
             seconds=done.seconds,
             request_s=tuple(answer.seconds for answer in done.answers),
-            usage_prompt_tokens=usage,
+            usage_prompt_tokens=tuple(answer.prompt_tokens for answer in done.answers),
             usage_completion_tokens=tuple(answer.completion_tokens for answer in done.answers),
             server_prefill_s=counted.prefill_s,
             server_queue_s=counted.queue_s,
             server_ttft_s=counted.ttft_s,
-            cache_hit_tokens=None if counted.prefix_hits is None else int(counted.prefix_hits),
+            cache_hit_tokens=_hits(done, counted),
             marks=marks,
+            invalid=invalid,
+            value=self.value(done, shape) if done.complete else None,
             min_free_mib=lowest.worst_mib,
-            invalid=self._invalid(done, counted, concurrency, prompt_tokens, marks, tuple(lowest.slowdowns)),
         )
-        return done, entry
 
-    def _invalid(
-        self,
-        done: Round,
-        counted: metrics.Snapshot,
-        concurrency: int,
-        prompt_tokens: int,
-        marks: tuple[str, ...],
-        slowdowns: tuple[str, ...],
-    ) -> str | None:
-        """What the instruments hold against a rep, None when nothing."""
-        if not done.ok:
-            return "a request failed"
-        usage = [answer.prompt_tokens for answer in done.answers]
-        if self.context.endpoint == "completions" and any(count != prompt_tokens for count in usage):
-            return f"usage.prompt_tokens is {usage}, {prompt_tokens} were sent"
-        if counted.prefix_hits:
-            return f"{counted.prefix_hits:.0f} tokens came out of the prefix cache"
-        if counted.succeeded is not None and counted.succeeded != concurrency:
-            return f"{counted.succeeded:.0f} requests ended meanwhile, {concurrency} were ours"
-        if counted.running or counted.waiting:
-            return "another request was running"
-        if marks:
-            return marks[0]
-        if slowdowns:
-            return f"clocks were slowed down: {', '.join(sorted(slowdowns))}"
-        if concurrency == 1 and counted.ttft_s is not None and counted.prefills:
-            apart = done.seconds - (counted.e2e_s if counted.e2e_s is not None else counted.ttft_s)
-            if apart > CLOCKS_SLACK_S + CLOCKS_APART * done.seconds:
-                return f"the client waited {apart:.2f} s longer than the server took"
-        return None
+    def _note_memory(self, lowest: Lowest) -> None:
+        worst = lowest.worst_mib
+        if worst is not None:
+            self.lowest_free_mib = worst if self.lowest_free_mib is None else min(worst, self.lowest_free_mib)
 
-    def _dead(self, done: Round) -> DeadServer:
-        """Why a round failed, from the whole log, once the server had time to end."""
-        answered = next((a for a in done.answers if a.status not in (200, None)), None)
-        observed = done.gave_up or (
-            f"HTTP {answered.status}: {answered.text}"
-            if answered
-            else next((a.text for a in done.answers if a.text), "")
-        )
-        refused = answered is not None and answered.status is not None and 400 <= answered.status < 500
-        if refused and self.context.running.exit_state() is None:
-            return DeadServer(Failure(cause=Cause.REQUEST_FAILED, phase=Phase.REQUEST, message=observed[:500]))
-        if done.gave_up == "deadline" and self.context.running.exit_state() is None:
-            message = f"no answer within {self.context.request_s:.0f} s, and /health still says that it lives"
-            return DeadServer(Failure(cause=Cause.STUCK, phase=Phase.REQUEST, message=message))
-        state = wait_for_end(self.context.running, self.context.log, self.context.stop)
-        failure = failures.classify(self.context.log, phase=Phase.REQUEST, exit_state=state, observed=observed)
-        return DeadServer(failure)
-
-    async def warm_up(self, *, concurrency: int, prompt_tokens: int, output_tokens: int = 1) -> None:
-        """Run the shapes once, uncounted: a full chunk and the remainder, so that kernels are compiled.
-
-        A warm-up covers shapes, not lengths: at full length it would cost minutes on a small card.
-        """
-        chunk = self.context.chunk_tokens
-        tokens = prompt_tokens if prompt_tokens <= 2 * chunk else chunk + (prompt_tokens % chunk or chunk)
-        done, rep = await self._round(
-            purpose="warm-up",
-            concurrency=concurrency,
-            rep=0,
-            attempt=0,
-            prompt_tokens=tokens,
-            output_tokens=output_tokens,
-        )
+    def _record(self, rep: Rep, *, reps: int, note: str) -> None:
         self.reps.append(rep)
-        self._tell(rep, reps=0, unit="", note="warm-up")
-        if not done.ok:
-            raise self._dead(done)
-
-    async def once(self, *, concurrency: int, prompt_tokens: int, rep: int, value: Value, unit: str) -> None:
-        """One round that only has to be answered. Raises DeadServer when it is not."""
-        done, entry = await self._round(
-            purpose="rep",
-            concurrency=concurrency,
-            rep=rep,
-            attempt=0,
-            prompt_tokens=prompt_tokens,
-            output_tokens=1,
-        )
-        entry = replace(entry, value=value(done)) if done.ok else entry
-        self.reps.append(entry)
-        self._tell(entry, reps=rep, unit=unit, note=entry.invalid or "")
-        if not done.ok:
-            raise self._dead(done)
-
-    async def timed(
-        self, *, concurrency: int, prompt_tokens: int, output_tokens: int, reps: int, value: Value, unit: str
-    ) -> list[Rep]:
-        """The valid reps of one concurrency. Raises DeadServer when a round fails or no rep is valid."""
-        valid: list[Rep] = []
-        for index in range(1, reps + 1):
-            for attempt in range(REPEATS + 1):
-                done, rep = await self._round(
-                    purpose="rep",
-                    concurrency=concurrency,
-                    rep=index,
-                    attempt=attempt,
-                    prompt_tokens=prompt_tokens,
-                    output_tokens=output_tokens,
-                )
-                rep = replace(rep, value=value(done)) if done.ok else rep
-                self.reps.append(rep)
-                self._tell(rep, reps=reps, unit=unit, note=f"invalid: {rep.invalid}" if rep.invalid else "")
-                if not done.ok:
-                    raise self._dead(done)
-                if rep.invalid is None:
-                    valid.append(rep)
-                    break
-                await asyncio.sleep(0)
-        if not valid:
-            why = next((rep.invalid for rep in reversed(self.reps) if rep.invalid), "unknown")
-            message = f"none of {reps} reps at C={concurrency} was valid: {why}"
-            raise DeadServer(Failure(cause=Cause.INVALID_MEASUREMENT, phase=Phase.REQUEST, message=message))
-        return valid
-
-    def _tell(self, rep: Rep, *, reps: int, unit: str, note: str) -> None:
+        counts = not rep.warmup and rep.invalid is None
         self.context.progress.emit(
             RepEnded(
                 build=self.context.build,
                 scenario=self.scenario,
                 concurrency=rep.concurrency,
-                rep=rep.index,
+                rep=rep.index + 1,
                 reps=reps,
-                value=None if rep.invalid else rep.value,
-                unit=unit,
+                value=rep.value if counts else None,
+                unit=self.unit,
                 note=note,
             )
         )
 
+    def measurement(self, found: dict[str, float], failure: Failure | None = None) -> Measurement:
+        """Everything so far, as the scenario's result."""
+        self.samples["gpu_source"] = self.context.probe.source
+        return Measurement(
+            scenario=self.scenario,
+            metrics=found,
+            reps=tuple(self.reps),
+            samples=self.samples,
+            failure=failure,
+            seconds=time.monotonic() - self.began,
+        )
 
-def middle(reps: list[Rep]) -> float:
-    """The value of a start: the median of its valid reps."""
-    return median(rep.value for rep in reps if rep.value is not None)
+
+def _hits(done: load.Round, counted: Snapshot) -> int | None:
+    """Prompt tokens from the prefix cache: the server's counter, else what the answers say, None where neither does."""
+    if counted.prefix_hits is not None:
+        return round(counted.prefix_hits)
+    said = [answer.cached_tokens for answer in done.answers if answer.cached_tokens is not None]
+    return sum(said) if said else None
+
+
+def chunk_tokens(context: Context) -> int:
+    """Tokens of one prefill chunk: --max-num-batched-tokens as the log or the arguments say, else 8,192."""
+    said = context.facts.get("max_num_batched_tokens")
+    if isinstance(said, int) and said > 0:
+        return said
+    flag = "--max-num-batched-tokens"
+    args = context.server.args
+    for position, arg in enumerate(args):
+        name, _, value = arg.partition("=")
+        if name == flag:
+            text = value or (args[position + 1] if position + 1 < len(args) else "")
+            return int(text) if text.isdigit() and int(text) > 0 else 8192
+    return 8192

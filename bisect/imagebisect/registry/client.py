@@ -6,12 +6,12 @@ own error code.
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -31,7 +31,7 @@ BODY_LIMIT = 16 * 1024 * 1024
 """Bytes; a registry's own limit for a manifest is 4 MiB, a long tag list is well below this."""
 
 _CHALLENGE = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_AGENT = "bisect (https://pypi.org/project/imagebisect)"
+_AGENT = "imagebisect"
 _TOO_MANY, _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 429, 401, 403, 404
 
 
@@ -68,6 +68,10 @@ class Reply:
                 next_step="look whether a proxy or a login page stands between",
                 cause=Cause.REGISTRY,
             ) from error
+
+
+class Unreachable(EnvironmentFault):
+    """The registry cannot be asked for now, whatever the question."""
 
 
 class _Again(Exception):
@@ -146,7 +150,8 @@ class Client:
             if scheme.lower() == "bearer" and "realm" in fields:
                 return f"Bearer {self._token(fields)}"
             if scheme.lower() == "basic" and (known := self._credentials()) is not None and known.password:
-                return httpx.BasicAuth(known.username, known.password)._auth_header  # noqa: SLF001 - the one public use of it sends at once
+                pair = f"{known.username}:{known.password}".encode()
+                return f"Basic {base64.b64encode(pair).decode()}"
         return ""
 
     def _credentials(self) -> Credentials | None:
@@ -169,7 +174,12 @@ class Client:
         asked = {"service": challenge.get("service", ""), "scope": scope}
         known = self._credentials()
         if known is not None and known.identity_token:
-            form = {"grant_type": "refresh_token", "refresh_token": known.identity_token, "client_id": "bisect", **asked}
+            form = {
+                "grant_type": "refresh_token",
+                "refresh_token": known.identity_token,
+                "client_id": "bisect",
+                **asked,
+            }
             reply = self._send("POST", realm, form=form)
         else:
             auth = httpx.BasicAuth(known.username, known.password) if known is not None and known.password else None
@@ -211,18 +221,16 @@ class Client:
         patience = self.patience
         try:
             for attempt in stamina.retry_context(
-                on=self._wait, attempts=patience.attempts, timeout=patience.total_s, wait_initial=patience.wait_initial_s
+                on=self._wait,
+                attempts=patience.attempts,
+                timeout=patience.total_s,
+                wait_initial=patience.wait_initial_s,
             ):
                 with attempt:
-                    reply = self._once(method, url, headers=headers, form=form, auth=auth)
-                    if reply.status == _TOO_MANY or reply.status >= 500:
-                        raise _Again(reply)
-                    return reply
+                    return self._once(method, url, headers=headers, form=form, auth=auth)
         except _Again as error:
             raise _refused(error.reply) from None
-        except (httpx.TooManyRedirects, httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.DecodingError) as error:
-            raise _unreachable(url, error) from None
-        except httpx.TransportError as error:
+        except (httpx.RequestError, httpx.InvalidURL) as error:
             raise _unreachable(url, error) from None
         raise AssertionError("retry_context returns or raises")
 
@@ -244,7 +252,7 @@ class Client:
         form: Mapping[str, str] | None,
         auth: httpx.Auth | None,
     ) -> Reply:
-        with self._opened(method, url, headers=headers, form=form, auth=auth) as response:
+        with self._http.stream(method, url, headers=headers, data=form, auth=auth) as response:
             body = bytearray()
             until = time.monotonic() + self.patience.body_s
             for piece in response.iter_bytes():
@@ -258,22 +266,12 @@ class Client:
                     )
                 if time.monotonic() > until:
                     raise httpx.ReadTimeout(f"not complete after {self.patience.body_s:g} s")
-            return Reply(
+            reply = Reply(
                 status=response.status_code, headers=response.headers, body=bytes(body), url=_bare(str(response.url))
             )
-
-    @contextmanager
-    def _opened(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None,
-        form: Mapping[str, str] | None,
-        auth: httpx.Auth | None,
-    ) -> Iterator[httpx.Response]:
-        with self._http.stream(method, url, headers=headers, data=form, auth=auth) as response:
-            yield response
+        if reply.status == _TOO_MANY or reply.status >= 500:
+            raise _Again(reply)
+        return reply
 
 
 def _query(url: str) -> dict[str, str]:
@@ -305,7 +303,7 @@ def _refused(reply: Reply) -> EnvironmentFault:
     if reply.status == _TOO_MANY:
         wait = _retry_after(reply)
         when = f" for {wait:g} s" if wait else ""
-        return EnvironmentFault(
+        return Unreachable(
             f"the registry gives no more{when}: too many requests",
             where=reply.url,
             next_step="`docker login` has a higher limit; or wait and try again",
@@ -319,7 +317,7 @@ def _refused(reply: Reply) -> EnvironmentFault:
     )
 
 
-def _unreachable(url: str, error: Exception) -> EnvironmentFault:
+def _unreachable(url: str, error: Exception) -> Unreachable:
     said = " ".join(str(error).split()) or type(error).__name__
     host = urlsplit(url).netloc.rpartition("@")[2]
     if "CERTIFICATE_VERIFY_FAILED" in said:
@@ -330,6 +328,9 @@ def _unreachable(url: str, error: Exception) -> EnvironmentFault:
         advice = f"check the network, a proxy's settings and the registry's name: `curl -I https://{host}/v2/`"
         if url.startswith("http://"):
             advice = f"start it, or check its port: `curl -I http://{host}/v2/`"
-    return EnvironmentFault(
-        f"the registry {host} could not be reached ({said[:200]})", where=_bare(url), next_step=advice, cause=Cause.REGISTRY
+    return Unreachable(
+        f"the registry {host} could not be reached ({said[:200]})",
+        where=_bare(url),
+        next_step=advice,
+        cause=Cause.REGISTRY,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from typing import Any
 
 import jinja2
@@ -27,8 +28,8 @@ def render(report: dict[str, Any]) -> str:
         "cell": _cell,
         "number": wording.number,
         "duration": wording.duration,
-        "shell": shlex.join,
-        "shellenv": lambda env: shlex.join(f"{name}={value}" for name, value in env.items()),
+        "shell": _shell,
+        "shellenv": lambda env: _shell(f"{name}={value}" for name, value in env.items()),
     }
     template = environment.get_template("report.md.jinja")
     for left_out in range(4):
@@ -56,6 +57,11 @@ def _cell(value: object) -> str:
     for mark in ("\\", "|", "<", "`"):
         text = text.replace(mark, {"\\": "\\\\", "|": "\\|", "<": "&lt;", "`": "'"}[mark])
     return " ".join(text.split())
+
+
+def _shell(words: Iterable[str]) -> str:
+    """A command line that cannot end the code block it stands in."""
+    return shlex.join(words).replace("```", "'''")
 
 
 def _commands(report: dict[str, Any]) -> dict[str, list[str]]:
