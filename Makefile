@@ -52,7 +52,7 @@ check: lint types test
 
 # Needs uv. One lock for all supported Pythons, with hashes and without the address of any index.
 lock:
-	printf 'hatchling>=1.27\n' | uv pip compile pyproject.toml - --group dev --universal --python-version 3.11 \
+	printf 'hatchling>=1.27\neditables\n' | uv pip compile pyproject.toml - --group dev --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet --upgrade --output-file requirements.lock
 
 clean:

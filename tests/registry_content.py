@@ -30,7 +30,9 @@ class Image:
     manifest: bytes
 
 
-def image_content(text: str, *, architecture: str, labels: Mapping[str, str] | None = None) -> tuple[bytes, bytes, bytes]:
+def image_content(
+    text: str, *, architecture: str, labels: Mapping[str, str] | None = None
+) -> tuple[bytes, bytes, bytes]:
     """Layer, config and manifest (docker schema 2) of an image that differs by `text`."""
     layer = f"layer {text} {architecture}".encode()
     config = json.dumps(
@@ -93,7 +95,12 @@ class Pusher:
         """Push an OCI index over images by architecture, with an attestation as buildkit adds; its digest."""
         first = next(iter(images.values()))
         entries: list[dict[str, Any]] = [
-            {"mediaType": DOCKER_MANIFEST, "size": len(i.manifest), "digest": i.digest, "platform": {"os": "linux", "architecture": a}}
+            {
+                "mediaType": DOCKER_MANIFEST,
+                "size": len(i.manifest),
+                "digest": i.digest,
+                "platform": {"os": "linux", "architecture": a},
+            }
             for a, i in images.items()
         ]
         entries.append(entries[0] | {"digest": first.digest, "platform": {"os": "unknown", "architecture": "unknown"}})

@@ -45,8 +45,9 @@ def serve(folder: Path) -> Iterator[str]:
         try:
             deadline = time.monotonic() + 30
             while True:
-                with contextlib.suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(
-                    f"http://127.0.0.1:{port}/v2/", timeout=2
+                with (
+                    contextlib.suppress(urllib.error.URLError, ConnectionError),
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/", timeout=2),
                 ):
                     break
                 assert process.poll() is None, (folder / "registry.log").read_text()

@@ -95,7 +95,9 @@ def test_what_a_broken_helper_prints_is_not_repeated(
     assert SECRET not in repr(found)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"auths": {"ghcr.io": {"auth": "%%%"}}}', '{"auths": 3, "credHelpers": 4}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"auths": {"ghcr.io": {"auth": "%%%"}}}', '{"auths": 3, "credHelpers": 4}']
+)
 def test_a_config_that_cannot_be_read_stops_nothing(docker_config: Path, text: str) -> None:
     """The registry is then asked without a login."""
     docker_config.write_text(text)

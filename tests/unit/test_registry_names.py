@@ -30,7 +30,9 @@ def test_a_name_means_what_it_means_to_docker(written: str, url: str, name: str,
     assert str(repository) == (shown or written)
 
 
-@pytest.mark.parametrize("written", ["", "Vllm/OpenAI", "a/b:tag", "a/b@sha256:00", "https://hub.docker.com/r/a/b", "a//b", "a b", "../x"])
+@pytest.mark.parametrize(
+    "written", ["", "Vllm/OpenAI", "a/b:tag", "a/b@sha256:00", "https://hub.docker.com/r/a/b", "a//b", "a b", "../x"]
+)
 def test_what_is_no_repository_is_refused(written: str) -> None:
     """A tag, a digest, a URL or capitals are answered with how to write it."""
     with pytest.raises(UsageError, match="no repository") as caught:

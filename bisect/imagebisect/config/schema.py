@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from imagebisect.domain import BuildRole, TargetRole, Worse
 
@@ -31,14 +31,16 @@ def not_bool(value: Any) -> Any:
     return value
 
 
-Text = Annotated[str, BeforeValidator(not_bool)]
+Text = Annotated[str, BeforeValidator(not_bool), WithJsonSchema({"type": ["string", "number"]})]
 Name = Annotated[str, Field(pattern=NAME), BeforeValidator(not_bool)]
 Seconds = Annotated[
-    float,
-    BeforeValidator(seconds),
-    Field(json_schema_extra={"anyOf": [{"type": "number"}, {"type": "string"}], "type": None}),
+    float, BeforeValidator(seconds), WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}]})
 ]
-Positive = Annotated[int, Field(gt=0)]
+Positive = Annotated[
+    int,
+    Field(gt=0),
+    WithJsonSchema({"anyOf": [{"type": "integer", "exclusiveMinimum": 0}, {"type": "string", "pattern": r"^\$\{"}]}),
+]
 
 
 class Strict(BaseModel):

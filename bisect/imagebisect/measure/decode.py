@@ -39,7 +39,8 @@ def measure(scenario: Decode, context: Context) -> Measurement:
     rounds = Rounds(
         context=context,
         scenario=scenario.name,
-        widest=max(scenario.concurrency),
+        concurrency=scenario.concurrency,
+        reps_wanted=scenario.reps,
         unit="tok/s",
         value=output_tok_s,
     )
@@ -56,10 +57,10 @@ def measure(scenario: Decode, context: Context) -> Measurement:
                 prompt_tokens=scenario.prompt_tokens,
                 output_tokens=min(scenario.output_tokens, WARMUP_OUTPUT_TOKENS),
             )
-            rounds.take(warm, purpose="warmup", rep=0, reps=scenario.reps)
+            rounds.take(warm, purpose="warmup", rep=0)
             values, per_token = [], []
             for rep in range(scenario.reps):
-                taken = rounds.take_valid(shape, rep=rep, reps=scenario.reps)
+                taken = rounds.take_valid(shape, rep=rep)
                 seconds, clock = output_token_s(taken, shape)
                 values.append(taken.rep.value or 0.0)
                 per_token.append(seconds)

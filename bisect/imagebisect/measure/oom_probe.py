@@ -17,14 +17,14 @@ def measure(scenario: OomProbe, context: Context) -> Measurement:
     rounds = Rounds(
         context=context,
         scenario=scenario.name,
-        widest=max(concurrency for _, concurrency in scenario.ladder),
+        concurrency=tuple(concurrency for _, concurrency in scenario.ladder),
+        reps_wanted=scenario.repeats * len(scenario.ladder),
         unit="tok/s",
         value=prompt_tok_s,
     )
     found: dict[str, float] = {}
     climbed: list[dict[str, object]] = []
     rounds.samples["rungs"] = climbed
-    total = scenario.repeats * len(scenario.ladder)
     failure = None
     number = 0
     try:
@@ -34,7 +34,7 @@ def measure(scenario: OomProbe, context: Context) -> Measurement:
                 climbed.append(rung)
                 rung["survived"] = False
                 shape = Shape(concurrency=concurrency, prompt_tokens=tokens, output_tokens=1)
-                rounds.take(shape, purpose="rung", rep=number, reps=total)
+                rounds.take(shape, purpose="rung", rep=number)
                 rung["survived"] = True
                 number += 1
         found["survived"] = 1.0

@@ -26,7 +26,8 @@ def measure(scenario: Prefill, context: Context) -> Measurement:
     rounds = Rounds(
         context=context,
         scenario=scenario.name,
-        widest=max(scenario.concurrency),
+        concurrency=scenario.concurrency,
+        reps_wanted=scenario.reps,
         unit="tok/s",
         value=prompt_tok_s,
     )
@@ -36,11 +37,11 @@ def measure(scenario: Prefill, context: Context) -> Measurement:
     try:
         for concurrency in scenario.concurrency:
             warm = Shape(concurrency=concurrency, prompt_tokens=short, output_tokens=1)
-            rounds.take(warm, purpose="warmup", rep=0, reps=scenario.reps)
+            rounds.take(warm, purpose="warmup", rep=0)
             shape = Shape(concurrency=concurrency, prompt_tokens=scenario.prompt_tokens, output_tokens=1)
             values = []
             for rep in range(scenario.reps):
-                taken = rounds.take_valid(shape, rep=rep, reps=scenario.reps)
+                taken = rounds.take_valid(shape, rep=rep)
                 values.append(taken.rep.value or 0.0)
                 found[f"c{concurrency}.prefill_tok_s"] = statistics.median(values)
     except RoundFailedError as failed:

@@ -24,11 +24,11 @@ _SMALL_LOWEST_ID = 100
 _USED_SHARE = 0.85
 """Special and multimodal tokens sit in the last few percent of a vocabulary."""
 
-_WORDS = (
+_WORDS_TEXT = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work number night point home water room mother area money "
     "story fact month lot right study book eye job word business issue side kind head house service friend father power"
-).split()
+)
 
 
 def _config_files(model: ModelSpec) -> list[Path]:
@@ -60,13 +60,14 @@ def vocab_size(model: ModelSpec | None) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Which request of a scenario it is. `attempt` counts repeats of a rep that was invalid."""
+    """Which request of a scenario it is. `attempt` counts repeats of an invalid rep, `ordinal` all requests there may be."""
 
     purpose: str
     concurrency: int
     rep: int
     attempt: int
     slot: int
+    ordinal: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,23 +87,17 @@ class Prompts:
     def _number(self, text: str) -> int:
         return int.from_bytes(hashlib.sha256(f"{self.seed}/{self.scenario}/{text}".encode()).digest()[:8], "big")
 
-    def ids(self, place: Place, count: int, *, taken: set[int] | None = None) -> list[int]:
-        """`count` token ids: the same for the same place, whatever was asked for before.
+    def ids(self, place: Place, count: int) -> list[int]:
+        """`count` token ids, the same for the same place.
 
-        `taken` holds first ids already given to other requests of this start; the next free one is taken then, until
-        the whole range is used up. What follows the first id is random, so even then no two prompts begin alike.
+        First ids follow each other in the order of `ordinal`, so two requests of a scenario share one only where it
+        has more requests than the range has ids; what follows is random, so even then their first blocks differ.
         """
         usable = self.id_range
+        first = usable[(self._number("first") + place.ordinal) % len(usable)]
         key = f"{place.purpose}/{place.concurrency}/{place.rep}/{place.attempt}/{place.slot}"
         rest = random.Random(self._number(key)).choices(usable, k=count - 1)  # noqa: S311
-        offset = self._number(f"first/{key}") % len(usable)
-        if taken is not None:
-            if len(taken) >= len(usable):
-                taken.clear()
-            while usable[offset] in taken:
-                offset = (offset + 1) % len(usable)
-            taken.add(usable[offset])
-        return [usable[offset], *rest]
+        return [first, *rest]
 
 
 def body(model_id: str, ids: list[int], *, max_tokens: int, endpoint: str = "completions") -> bytes:
@@ -113,7 +108,8 @@ def body(model_id: str, ids: list[int], *, max_tokens: int, endpoint: str = "com
     """
     request: dict[str, Any] = {"model": model_id}
     if endpoint == "chat":
-        words = " ".join(_WORDS[number % len(_WORDS)] for number in ids)
+        known = _WORDS_TEXT.split()
+        words = " ".join(known[number % len(known)] for number in ids)
         salt = hashlib.sha256(words.encode()).hexdigest()[:32]
         request |= {"messages": [{"role": "user", "content": words}], "cache_salt": salt}
     else:

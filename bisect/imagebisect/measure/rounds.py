@@ -66,21 +66,21 @@ class Rounds:
 
     context: Context
     scenario: str
-    widest: int
+    concurrency: tuple[int, ...]
+    reps_wanted: int
     unit: str
     value: Value
     reps: list[Rep] = field(default_factory=list)
     samples: dict[str, JsonValue] = field(default_factory=dict)
     lowest_free_mib: float | None = None
     began: float = field(default_factory=time.monotonic)
-    _number: int = 0
     _lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Start reading the log from here on."""
         self._tail = LogTail(self.context.log, from_end=True)
         self._prompts = prompts.Prompts(
-            seed=self.context.seed, scenario=self.scenario, vocab_size=self.context.vocab_size, widest=self.widest
+            seed=self.context.seed, scenario=self.scenario, vocab_size=self.context.vocab_size
         )
 
     # ------------------------------------------------------------------ looking on
@@ -128,28 +128,33 @@ class Rounds:
 
     # ---------------------------------------------------------------------- a round
 
+    def _round_number(self, shape: Shape, *, purpose: str, rep: int, attempt: int) -> int:
+        """A number of its own for every round this scenario may ever do, whatever was done before."""
+        if purpose == "rung":
+            return rep
+        rounds_each = 1 + self.reps_wanted * (MOST_REPEATS + 1)
+        within = 0 if purpose == "warmup" else 1 + rep * (MOST_REPEATS + 1) + attempt
+        return self.concurrency.index(shape.concurrency) * rounds_each + within
+
     def _bodies(self, shape: Shape, *, purpose: str, rep: int, attempt: int) -> list[bytes]:
-        self._number += 1
+        number = self._round_number(shape, purpose=purpose, rep=rep, attempt=attempt)
         bodies = []
         for slot in range(shape.concurrency):
             place = prompts.Place(
-                purpose=f"{purpose}/{shape.prompt_tokens}",
+                purpose=purpose,
                 concurrency=shape.concurrency,
                 rep=rep,
                 attempt=attempt,
                 slot=slot,
+                ordinal=number * max(self.concurrency) + slot,
             )
             ids = self._prompts.ids(place, shape.prompt_tokens)
             bodies.append(
-                prompts.body(
-                    self.context.model_id, ids, max_tokens=shape.output_tokens, endpoint=self.context.endpoint
-                )
+                prompts.body(self.context.model_id, ids, max_tokens=shape.output_tokens, endpoint=self.context.endpoint)
             )
         return bodies
 
-    def take(
-        self, shape: Shape, *, purpose: str, rep: int, reps: int, attempt: int = 0, last_attempt: bool = True
-    ) -> Taken:
+    def take(self, shape: Shape, *, purpose: str, rep: int, attempt: int = 0) -> Taken:
         """Do one round and record it. `purpose` is `warmup`, `rep` or `rung`.
 
         Raises:
@@ -172,7 +177,7 @@ class Rounds:
         if not done.complete:
             failure = self._failure(done, shape)
             made = self._rep(done, shape, rep=rep, warmup=warmup, invalid=failure.message, lowest=lowest)
-            self._record(made, reps=reps, note=f"failed: {failure.cause}")
+            self._record(made, note=f"failed: {failure.cause}")
             raise RoundFailedError(failure)
         counted = metrics.delta(before, self._scrape_after(before, shape.concurrency))
         self.context.stop.wait(_LOG_LAG_S)
@@ -180,7 +185,7 @@ class Rounds:
         marks = logmarks.marks(self._lines)
         evidence = self._evidence(done, shape, counted, lowest, idle=idle)
         if marks and not warmup and purpose == "rep":
-            if not evidence and last_attempt:
+            if not evidence and attempt == MOST_REPEATS:
                 # Every attempt shows it, so it is how this build serves and not an accident of the instrument.
                 self.samples["marks_in_every_attempt"] = list(marks)
             else:
@@ -189,10 +194,10 @@ class Rounds:
         made = self._rep(
             done, shape, rep=rep, warmup=warmup, invalid=invalid, lowest=lowest, counted=counted, marks=marks
         )
-        self._record(made, reps=reps, note="warm-up" if warmup else f"invalid: {invalid}" if invalid else "")
+        self._record(made, note="warm-up" if warmup else f"invalid: {invalid}" if invalid else "")
         return Taken(rep=made, counted=counted)
 
-    def take_valid(self, shape: Shape, *, rep: int, reps: int) -> Taken:
+    def take_valid(self, shape: Shape, *, rep: int) -> Taken:
         """Do a counted rep, again at most twice while it is invalid.
 
         Raises:
@@ -200,9 +205,7 @@ class Rounds:
         """
         reasons = []
         for attempt in range(MOST_REPEATS + 1):
-            taken = self.take(
-                shape, purpose="rep", rep=rep, reps=reps, attempt=attempt, last_attempt=attempt == MOST_REPEATS
-            )
+            taken = self.take(shape, purpose="rep", rep=rep, attempt=attempt)
             if taken.rep.invalid is None:
                 return taken
             reasons.append(taken.rep.invalid)
@@ -217,9 +220,7 @@ class Rounds:
 
     # ------------------------------------------------------------------ making sense
 
-    def _evidence(
-        self, done: load.Round, shape: Shape, counted: Snapshot, lowest: Lowest, *, idle: bool
-    ) -> list[str]:
+    def _evidence(self, done: load.Round, shape: Shape, counted: Snapshot, lowest: Lowest, *, idle: bool) -> list[str]:
         """Why this round must not count, from the instruments."""
         found = []
         exact = self.context.endpoint == "completions"
@@ -246,7 +247,7 @@ class Rounds:
         """Why not every request was answered."""
         context = self.context
         size = f"{shape.concurrency} x {shape.prompt_tokens} tokens"
-        refused = next((a for a in done.answers if a.status is not None and 400 <= a.status < 500), None)  # noqa: PLR2004
+        refused = next((a for a in done.answers if a.status is not None and 400 <= a.status < 500), None)
         if done.late:
             ended = wait_for_end(context.running, context.log, context.stop, limit_s=0.0)
             seen = f"{size}: no answer within {context.request_s:.0f} s"
@@ -306,7 +307,7 @@ class Rounds:
         if worst is not None:
             self.lowest_free_mib = worst if self.lowest_free_mib is None else min(worst, self.lowest_free_mib)
 
-    def _record(self, rep: Rep, *, reps: int, note: str) -> None:
+    def _record(self, rep: Rep, *, note: str) -> None:
         self.reps.append(rep)
         counts = not rep.warmup and rep.invalid is None
         self.context.progress.emit(
@@ -315,7 +316,7 @@ class Rounds:
                 scenario=self.scenario,
                 concurrency=rep.concurrency,
                 rep=rep.index + 1,
-                reps=reps,
+                reps=self.reps_wanted,
                 value=rep.value if counts else None,
                 unit=self.unit,
                 note=note,

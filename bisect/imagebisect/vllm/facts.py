@@ -92,16 +92,27 @@ _WORDINGS = (
     _wording("block_size", r"Setting attention block size to ([\d,]{1,20}) tokens", _whole),
     _wording("weights_mib", r"Model loading took ([\d.]{1,20}) GiB", _gib_as_mib, _largest),
     _wording("load_weights_s", r"Loading weights took ([\d.]{1,20}) seconds", _number, _largest),
-    _wording("compile_s", r"torch\.compile (?:and initial profiling/warmup run together )?took ([\d.]{1,20}) s", _number, _largest),
+    _wording(
+        "compile_s",
+        r"torch\.compile (?:and initial profiling/warmup run together )?took ([\d.]{1,20}) s",
+        _number,
+        _largest,
+    ),
     _wording("initial_free_mib", r"Initial free memory ([\d.]{1,20}) GiB, reserved", _gib_as_mib, _smallest),
     _wording("kv_cache_bytes", r"reserved ([\d.]{1,20}) GiB memory for KV Cache as specified", _gib_as_bytes, _largest),
     _wording("skipped_memory_profiling", r"and (skipped memory profiling)", _yes),
     _wording("available_kv_mib", r"Available KV cache memory: (-?[\d.]{1,20}) GiB", _gib_as_mib, _smallest),
     _wording("available_kv_mib", r"Available KV cache memory: (\d{1,20}) bytes", _bytes_as_mib, _smallest),
-    _wording("kv_cache_tokens", r"(?:GPU|CPU|GPU \+ host|\w{2,12}) KV cache size: ([\d,]{1,30}) tokens", _whole, _smallest),
-    _wording("max_concurrency", r"Maximum concurrency for [\d,]{1,30} tokens per request: ([\d.]{1,20})x", _number, _smallest),
+    _wording(
+        "kv_cache_tokens", r"(?:GPU|CPU|GPU \+ host|\w{2,12}) KV cache size: ([\d,]{1,30}) tokens", _whole, _smallest
+    ),
+    _wording(
+        "max_concurrency", r"Maximum concurrency for [\d,]{1,30} tokens per request: ([\d.]{1,20})x", _number, _smallest
+    ),
     _wording("graph_mib", r"CUDA graph pool memory: ([\d.]{1,20}) GiB \(actual\)", _gib_as_mib, _largest),
-    _wording("graph_mib", r"Graph capturing finished in [\d.]{1,20} secs?, took (-?[\d.]{1,20}) GiB", _gib_as_mib, _largest),
+    _wording(
+        "graph_mib", r"Graph capturing finished in [\d.]{1,20} secs?, took (-?[\d.]{1,20}) GiB", _gib_as_mib, _largest
+    ),
     _wording("graph_estimate_mib", r"Estimated CUDA graph memory: (-?[\d.]{1,20}) GiB", _gib_as_mib, _largest),
     _wording("init_engine_s", r"init engine \([^)]{1,200}\) took ([\d.]{1,20}) s", _number, _largest),
     _wording("max_num_batched_tokens", r"Chunked prefill is enabled with max_num_batched_tokens=(\d{1,12})", _whole),

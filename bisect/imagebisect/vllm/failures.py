@@ -24,7 +24,16 @@ MOST_PROCESSES = 64
 
 _GPU_MEMORY = Cause.OOM_AT_START
 _KILLED_BY = {-9: 9, 137: 9, -15: 15, 143: 15}
-_CRASHED_BY = {-11: "SIGSEGV", 139: "SIGSEGV", -6: "SIGABRT", 134: "SIGABRT", -7: "SIGBUS", 135: "SIGBUS", -4: "SIGILL", 132: "SIGILL"}
+_CRASHED_BY = {
+    -11: "SIGSEGV",
+    139: "SIGSEGV",
+    -6: "SIGABRT",
+    134: "SIGABRT",
+    -7: "SIGBUS",
+    135: "SIGBUS",
+    -4: "SIGILL",
+    132: "SIGILL",
+}
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]{1,400})", line \d+, in (?P<function>.{1,120})')
 _MODEL_CODE = re.compile(r"vllm/(?:model_executor|third_party)/|flash_linear_attention|/fla/|flashinfer/")
 _PACKAGES = re.compile(r".*/(?:dist|site)-packages/")
@@ -203,10 +212,16 @@ def _from_exit(exit_state: ExitState, scan: _Scan) -> tuple[Cause, str]:
     """Cause and message when the log names none: what the end itself says."""
     code = exit_state.exit_code
     if code in _KILLED_BY:
-        return Cause.KILLED, f"the server was killed by signal {_KILLED_BY[code]} from outside; its log ends without a reason"
+        return (
+            Cause.KILLED,
+            f"the server was killed by signal {_KILLED_BY[code]} from outside; its log ends without a reason",
+        )
     if code in _CRASHED_BY:
         return Cause.CRASH, f"the server crashed ({_CRASHED_BY[code]}); its log ends without a reason"
-    return Cause.UNKNOWN, f"the server ended with exit code {code} and its log does not say why; last line: {scan.last_text[:300]!r}"
+    return (
+        Cause.UNKNOWN,
+        f"the server ended with exit code {code} and its log does not say why; last line: {scan.last_text[:300]!r}",
+    )
 
 
 def _judge(
@@ -218,7 +233,12 @@ def _judge(
     if sign is not None and rooted and (over or sign.cause is _GPU_MEMORY):
         return _from_sign(scan, phase)
     if exit_state is not None and exit_state.oom_killed:
-        return Cause.HOST_OOM, "the host's memory limit was reached and the kernel killed the server (or a part of it)", {}, None
+        return (
+            Cause.HOST_OOM,
+            "the host's memory limit was reached and the kernel killed the server (or a part of it)",
+            {},
+            None,
+        )
     if not over:
         return fallback, observed or f"no sign of failure in the log; its last line: {scan.last_text[:300]!r}", {}, None
     if sign is not None and sign.rank == signs.BROKEN:

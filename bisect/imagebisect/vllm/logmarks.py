@@ -8,7 +8,12 @@ from collections.abc import Iterable
 from imagebisect.vllm.loglines import undress
 
 _MARKS = (
-    (re.compile(r"(?P<what>[\w./ -]{1,40}?) ?(?:kernel )?JIT compilation during inference(?:: (?P<name>[^\s.]{1,120}))?"), "JIT compilation"),
+    (
+        re.compile(
+            r"(?P<what>[\w./ -]{1,40}?) ?(?:kernel )?JIT compilation during inference(?:: (?P<name>[^\s.]{1,120}))?"
+        ),
+        "JIT compilation",
+    ),
     (re.compile(r"No tuned config covers (?P<name>[^\s;]{1,120})"), "autotuner fallback"),
 )
 

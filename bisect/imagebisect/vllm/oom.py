@@ -6,7 +6,15 @@ import re
 
 from imagebisect.domain import JsonValue
 
-_UNITS_MIB = {"bytes": 1 / 2**20, "byte": 1 / 2**20, "B": 1 / 2**20, "KiB": 1 / 2**10, "MiB": 1.0, "GiB": 2.0**10, "TiB": 2.0**20}
+_UNITS_MIB = {
+    "bytes": 1 / 2**20,
+    "byte": 1 / 2**20,
+    "B": 1 / 2**20,
+    "KiB": 1 / 2**10,
+    "MiB": 1.0,
+    "GiB": 2.0**10,
+    "TiB": 2.0**20,
+}
 _SIZE = r"(\d{1,20}(?:\.\d{1,6})?) ?(bytes?|B|KiB|MiB|GiB|TiB)\b"
 
 _ASKED = re.compile(rf"Tried to allocate {_SIZE}")

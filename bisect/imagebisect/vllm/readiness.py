@@ -139,7 +139,7 @@ async def _get(client: httpx.AsyncClient, path: str) -> httpx.Response | None:
 
 
 def _first_model(answer: httpx.Response | None) -> str | None:
-    if answer is None or answer.status_code != 200:  # noqa: PLR2004
+    if answer is None or answer.status_code != 200:
         return None
     try:
         return str(answer.json()["data"][0]["id"])
@@ -170,7 +170,7 @@ async def _first_token(client: httpx.AsyncClient, model_id: str) -> None:
     except httpx.HTTPError as error:
         seen = f"the first request was cut off: {type(error).__name__} {error}".strip()
         raise _GiveUpError(seen, cause=Cause.REQUEST_FAILED, dying=True) from error
-    if answer.status_code != 200:  # noqa: PLR2004
+    if answer.status_code != 200:
         seen = f"the first request was answered HTTP {answer.status_code}: {answer.text[:300]}"
         raise _GiveUpError(seen, cause=Cause.REQUEST_FAILED, dying=answer.is_server_error)
 
@@ -181,7 +181,7 @@ async def _wait(watch: _Watch) -> Ready:
     async with httpx.AsyncClient(base_url=watch.running.url, trust_env=False) as client:
         while True:
             answer = await _watched(watch, _get(client, "/health"))
-            if answer is not None and answer.status_code == 200:  # noqa: PLR2004
+            if answer is not None and answer.status_code == 200:
                 break
             if answer is not None:
                 watch.stage = f"/health says {answer.status_code}"
@@ -218,7 +218,5 @@ def wait_ready(
         limit_s = DYING_S if given_up.dying else 0.0
         ended = wait_for_end(running, log, stop, limit_s=limit_s)
         phase = Phase.BOOT if given_up.cause is Cause.READY_TIMEOUT else watch.phase
-        failure = failures.classify(
-            log, phase=phase, exit_state=ended, observed=given_up.seen, fallback=given_up.cause
-        )
+        failure = failures.classify(log, phase=phase, exit_state=ended, observed=given_up.seen, fallback=given_up.cause)
         raise StartFailed(failure) from given_up

@@ -42,7 +42,11 @@ def _sign(cause: Cause, pattern: str, says: str, *, rank: int = ROOT, quiet: boo
 SIGNS: tuple[Sign, ...] = (
     # GPU memory
     _sign(Cause.OOM_AT_START, r"\bOutOfMemoryError\b|CUDA out of memory|HIP out of memory", "{oom}"),
-    _sign(Cause.OOM_AT_START, r"CUDA error: out of memory|Cuda failure (?:2 )?'out of memory'|cudaErrorMemoryAllocation", "{oom}"),
+    _sign(
+        Cause.OOM_AT_START,
+        r"CUDA error: out of memory|Cuda failure (?:2 )?'out of memory'|cudaErrorMemoryAllocation",
+        "{oom}",
+    ),
     _sign(Cause.OOM_AT_START, r"memory allocation failed with OOM on device \d+", "{oom}", rank=HINT, quiet=True),
     _sign(Cause.OOM_AT_START, r"No available memory for the cache blocks", "no GPU memory is left for the KV cache"),
     _sign(
@@ -51,26 +55,54 @@ SIGNS: tuple[Sign, ...] = (
         r".{0,80}?available KV cache memory \((?P<available>-?[\d.]+) GiB\)",
         "one request of {length} tokens needs {needed} GiB of KV cache, {available} GiB is available",
     ),
-    _sign(Cause.OOM_AT_START, r"Failed to load model - not enough GPU memory", "the weights do not fit into GPU memory"),
+    _sign(
+        Cause.OOM_AT_START, r"Failed to load model - not enough GPU memory", "the weights do not fit into GPU memory"
+    ),
     # the host: GPUs, ports, disk
     _sign(
         Cause.GPU_BUSY,
         r"Free memory on device (?P<device>\S{0,20}) ?\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than",
         "{device} had only {free} of {total} GiB free when the server started",
     ),
-    _sign(Cause.GPU_BUSY, r"Error in memory profiling\. Initial free memory", "another process freed GPU memory while vLLM measured it"),
-    _sign(Cause.GPU_BUSY, r"CUDA-capable device\(s\) is/are busy or unavailable", "the GPU is busy or in exclusive mode"),
-    _sign(Cause.DRIVER, r"NVIDIA driver on your system is too old(?P<found>.{0,60}?\))?", "the NVIDIA driver is too old for this image {found}"),
-    _sign(Cause.DRIVER, r"system has unsupported display driver / cuda driver combination", "CUDA error 803: driver and CUDA libraries do not fit"),
-    _sign(Cause.DRIVER, r"forward compatibility was attempted on non supported HW", "CUDA error 804: forward compatibility is for datacenter GPUs only"),
+    _sign(
+        Cause.GPU_BUSY,
+        r"Error in memory profiling\. Initial free memory",
+        "another process freed GPU memory while vLLM measured it",
+    ),
+    _sign(
+        Cause.GPU_BUSY, r"CUDA-capable device\(s\) is/are busy or unavailable", "the GPU is busy or in exclusive mode"
+    ),
+    _sign(
+        Cause.DRIVER,
+        r"NVIDIA driver on your system is too old(?P<found>.{0,60}?\))?",
+        "the NVIDIA driver is too old for this image {found}",
+    ),
+    _sign(
+        Cause.DRIVER,
+        r"system has unsupported display driver / cuda driver combination",
+        "CUDA error 803: driver and CUDA libraries do not fit",
+    ),
+    _sign(
+        Cause.DRIVER,
+        r"forward compatibility was attempted on non supported HW",
+        "CUDA error 804: forward compatibility is for datacenter GPUs only",
+    ),
     _sign(Cause.DRIVER, r"unsatisfied condition: (?P<what>\S{1,60})", "the NVIDIA container toolkit refuses: {what}"),
-    _sign(Cause.DRIVER, r"Driver/library version mismatch", "the NVIDIA driver and its library are of different versions (reboot)"),
+    _sign(
+        Cause.DRIVER,
+        r"Driver/library version mismatch",
+        "the NVIDIA driver and its library are of different versions (reboot)",
+    ),
     _sign(
         Cause.NO_GPU,
         r"No CUDA GPUs are available|no CUDA-capable device is detected|Failed to infer device type|Found no NVIDIA driver on your system",
         "the server sees no GPU",
     ),
-    _sign(Cause.NO_GPU, r"invalid device ordinal|larger than the number of available GPUs", "the server needs more GPUs than it sees"),
+    _sign(
+        Cause.NO_GPU,
+        r"invalid device ordinal|larger than the number of available GPUs",
+        "the server needs more GPUs than it sees",
+    ),
     _sign(Cause.PORT, r"[Aa]ddress already in use|EADDRINUSE", "the server's port is taken"),
     _sign(Cause.DISK_FULL, r"No space left on device", "no space left on the disk or in /dev/shm"),
     # the build cannot be tested
@@ -85,14 +117,37 @@ SIGNS: tuple[Sign, ...] = (
         r"Model architectures (?P<what>\[.{0,200}?\]) (?:are not supported|failed to be inspected)",
         "model architectures {what} are not supported",
     ),
-    _sign(Cause.UNSUPPORTED_ARCHITECTURE, r"Model architecture (?P<what>\S{1,100}) was supported in vLLM until", "model architecture {what} was dropped"),
-    _sign(Cause.UNSUPPORTED_ARCHITECTURE, r"does not recognize this architecture", "transformers does not recognize the model's architecture"),
-    _sign(Cause.UNSUPPORTED_ARCHITECTURE, r"(?P<what>\S{1,100}) has no vLLM implementation", "{what} has no vLLM implementation"),
-    _sign(Cause.IMPORT_ERROR, r"flashinfer-cubin version \((?P<a>\S{1,40})\) does not match flashinfer version", "flashinfer-cubin {a} does not match flashinfer"),
+    _sign(
+        Cause.UNSUPPORTED_ARCHITECTURE,
+        r"Model architecture (?P<what>\S{1,100}) was supported in vLLM until",
+        "model architecture {what} was dropped",
+    ),
+    _sign(
+        Cause.UNSUPPORTED_ARCHITECTURE,
+        r"does not recognize this architecture",
+        "transformers does not recognize the model's architecture",
+    ),
+    _sign(
+        Cause.UNSUPPORTED_ARCHITECTURE,
+        r"(?P<what>\S{1,100}) has no vLLM implementation",
+        "{what} has no vLLM implementation",
+    ),
+    _sign(
+        Cause.IMPORT_ERROR,
+        r"flashinfer-cubin version \((?P<a>\S{1,40})\) does not match flashinfer version",
+        "flashinfer-cubin {a} does not match flashinfer",
+    ),
     _sign(Cause.IMPORT_ERROR, r"^(?P<what>(?:ImportError|ModuleNotFoundError): .{1,300})", "{what}", rank=BROKEN),
-    _sign(Cause.IMPORT_ERROR, r"^OSError: (?P<what>.{1,200}: cannot open shared object file.{0,60})", "{what}", rank=BROKEN),
+    _sign(
+        Cause.IMPORT_ERROR,
+        r"^OSError: (?P<what>.{1,200}: cannot open shared object file.{0,60})",
+        "{what}",
+        rank=BROKEN,
+    ),
     # crashes that are plainly not memory
-    _sign(Cause.CRASH, r"an illegal memory access was encountered", "CUDA error: an illegal memory access was encountered"),
+    _sign(
+        Cause.CRASH, r"an illegal memory access was encountered", "CUDA error: an illegal memory access was encountered"
+    ),
     _sign(Cause.CRASH, r"device-side assert triggered", "CUDA error: device-side assert triggered"),
     _sign(Cause.CRASH, r"unspecified launch failure|misaligned address", "CUDA error in a kernel"),
     _sign(Cause.CRASH, r"^Fatal Python error: (?P<what>.{1,200})", "fatal Python error: {what}"),
@@ -103,7 +158,13 @@ SIGNS: tuple[Sign, ...] = (
         "{who} was killed by signal 9 (often the host's OOM killer)",
         rank=HINT,
     ),
-    _sign(Cause.KILLED, r"\[shutdown\] API server: shutdown triggered|trigger received signal=SIG", "the server was asked to shut down from outside", rank=HINT, quiet=True),
+    _sign(
+        Cause.KILLED,
+        r"\[shutdown\] API server: shutdown triggered|trigger received signal=SIG",
+        "the server was asked to shut down from outside",
+        rank=HINT,
+        quiet=True,
+    ),
 )
 
 WRAPPERS: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -123,10 +184,14 @@ MARKERS = re.compile(
 )
 """Announces the traceback that ended an engine; the first exception after it is the root."""
 
-EXCEPTION = re.compile(r"^(?P<name>[A-Za-z_][\w.]{0,120}(?:Error|Exception|Failure|Timeout|Expired))(?:: (?P<what>.{0,500}))?$")
+EXCEPTION = re.compile(
+    r"^(?P<name>[A-Za-z_][\w.]{0,120}(?:Error|Exception|Failure|Timeout|Expired))(?:: (?P<what>.{0,500}))?$"
+)
 """The last line of a traceback."""
 
-NEVER_ROOT = re.compile(r"^(?:asyncio\.)?(?:exceptions\.)?(?:CancelledError|TimeoutError|GeneratorExit)$|zmq\.|BrokenPipeError|ConnectionResetError")
+NEVER_ROOT = re.compile(
+    r"^(?:asyncio\.)?(?:exceptions\.)?(?:CancelledError|TimeoutError|GeneratorExit)$|zmq\.|BrokenPipeError|ConnectionResetError"
+)
 
 FATAL = re.compile(
     r"EngineCore encountered a fatal error|EngineCore failed to start|Engine core initialization failed"

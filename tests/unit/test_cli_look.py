@@ -1,0 +1,126 @@
+"""`status`, `report` and `mark` over a run on disk."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import report_runs
+import run_events
+import worlds
+from imagebisect import ledger
+from imagebisect.state import RunFinished
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    """A run in tmp_path/results that stopped before its answer; its folder."""
+    plan = run_events.plan()
+    folder = ledger.create(
+        tmp_path / "results", plan, host={"cpus": 2}, model_fingerprint="none", tool_version="0", name="r1"
+    )
+    for number, (build, value) in enumerate(((0, 1415.0), (7, 755.0), (7, 755.0), (0, 1415.0)), start=1):
+        for event in run_events.start(number, build, value):
+            folder.append(event)
+    return folder
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """A run with an answer: b3 last good, b4 untestable, b5 first bad."""
+    truth = report_runs.step(5, b4="unknown_flag")
+    plan = run_events.plan()
+    folder = ledger.create(
+        tmp_path / "results", plan, host={"cpus": 2}, model_fingerprint="none", tool_version="0", name="r2"
+    )
+    for start in report_runs.finished(truth, plan).starts:
+        number, build = int(start.intended.start_id), start.intended.build
+        for event in run_events.start(number, build, truth(build)):
+            folder.append(event)
+    folder.append(RunFinished(at=ledger.utc_now(), exit_code=11))
+    return folder
+
+
+@pytest.mark.usefixtures("stopped")
+def test_status_says_where_it_stands_and_how_to_go_on(tmp_path):
+    """The bracket so far, what comes next and why, and the command to type."""
+    done = worlds.bisect("status", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert "long-prefill: OPEN" in done.stdout
+    assert "next: b3 on s" in done.stdout or "next: b4 on s" in done.stdout
+    assert "to go on: bisect resume r1\n" in done.stdout
+
+
+@pytest.mark.usefixtures("stopped")
+def test_status_in_json_names_the_next_start(tmp_path):
+    """A script can tell what would be started next."""
+    done = worlds.bisect("status", "--json", cwd=tmp_path)
+
+    document = json.loads(done.stdout)
+    assert document["next"]["server"] == "s"
+    assert document["starts_left"] >= 3
+
+
+@pytest.mark.parametrize(
+    ("form", "needed"),
+    [
+        ("terminal", "NARROWED"),
+        ("markdown", "| last good | b3 |"),
+        ("csv", "build,digest,start"),
+        ("json", '"first_bad"'),
+    ],
+)
+@pytest.mark.usefixtures("finished")
+def test_every_format(tmp_path, form, needed):
+    """Each format goes to stdout, or to a file when one is named."""
+    printed = worlds.bisect("report", "r2", "--format", form, cwd=tmp_path)
+    written = worlds.bisect("report", "r2", "--format", form, "--output", "out", cwd=tmp_path)
+
+    assert printed.returncode == written.returncode == 0, printed.stderr + written.stderr
+    assert needed in printed.stdout
+    assert (tmp_path / "out").read_text() == printed.stdout
+    assert written.stdout == ""
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_verdict_by_hand_is_taken_and_taken_back(tmp_path):
+    """`mark` moves the bracket, `--undo` moves it back, with the run named or not."""
+    before = worlds.bisect("status", "--json", cwd=tmp_path).stdout
+    marked = worlds.bisect("mark", "b4", "good", "--target", "long-prefill", cwd=tmp_path)
+    after = json.loads(worlds.bisect("status", "--json", cwd=tmp_path).stdout)
+    undone = worlds.bisect("mark", "b4", "--undo", "r2", "--target", "long-prefill", cwd=tmp_path)
+
+    assert marked.returncode == undone.returncode == 0, marked.stderr + undone.stderr
+    assert after["builds"][4]["verdicts"]["long-prefill"] == "good"
+    assert after["targets"][0]["status"] != "confirmed"
+    again = json.loads(worlds.bisect("status", "--json", cwd=tmp_path).stdout)
+    assert again["targets"][0]["last_good"] == json.loads(before)["targets"][0]["last_good"]
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (("mark", "zzz", "good", "--target", "long-prefill"), "b0, b1"),
+        (("mark", "b4", "good", "--target", "zzz"), "long-prefill"),
+        (("mark", "b0", "bad", "--target", "long-prefill"), "anchor"),
+        (("mark", "b3", "--undo", "--target", "long-prefill"), "nothing to undo"),
+    ],
+)
+@pytest.mark.usefixtures("finished")
+def test_marks_that_make_no_sense(tmp_path, call, named):
+    """Unknown builds and targets, anchors, and undoing what was not done are usage errors."""
+    done = worlds.bisect(*call, cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert named in done.stderr
+
+
+@pytest.mark.usefixtures("finished")
+def test_resuming_a_finished_run_repeats_its_answer(tmp_path):
+    """Nothing is started; the answer and its exit code are the same."""
+    done = worlds.bisect("resume", "r2", cwd=tmp_path)
+
+    assert done.returncode == 11, done.stderr
+    assert "first bad  b5" in done.stdout

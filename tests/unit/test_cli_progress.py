@@ -1,0 +1,103 @@
+"""Progress on stderr."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+
+from imagebisect.cli import progress
+from imagebisect.progress import (
+    Decided,
+    Noted,
+    PhaseBegan,
+    Pulling,
+    RepEnded,
+    RunBegan,
+    Silent,
+    StartEnded,
+)
+
+EVENTS = [
+    RunBegan(run_id="r1", folder="results/r1", builds=16, resumed=False),
+    Decided(build="b07", server="bt4096", why="b07 halves b00..b15", starts_left=9, seconds_left=3600.0),
+    Pulling(build="b07", done_bytes=1_000_000, total_bytes=9_000_000_000),
+    PhaseBegan(build="b07", server="bt4096", phase="long"),
+    RepEnded(build="b07", scenario="long", concurrency=1, rep=1, reps=3, value=1415.2, unit="tok/s"),
+    RepEnded(build="b07", scenario="long", concurrency=1, rep=2, reps=3, value=None, unit="tok/s", note="cache hit"),
+    StartEnded(build="b07", server="bt4096", cause="unknown_flag", message="--x is not known", seconds=12.0),
+    Noted(text="anything [else]"),
+]
+
+
+def test_lines_carry_the_time_and_what_happens(monkeypatch):
+    """Off a terminal: one plain line an event, stamped in UTC, without control characters."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    lines = progress.Lines()
+    for event in EVENTS:
+        lines.emit(event)
+
+    text = stream.getvalue()
+    assert all(re.match(r"\d\d:\d\d:\d\dZ ", line) for line in text.splitlines())
+    assert "\x1b" not in text
+    for needed in (
+        "b07 on bt4096",
+        "at most 9 starts left, about 60 min",
+        "rep 1/3: 1,415 tok/s",
+        "cache hit",
+        "unknown_flag: --x is not known",
+    ):
+        assert needed in text
+
+
+def test_pull_lines_are_rare(monkeypatch):
+    """A pull of 30 GB does not fill a log: two reports in a row are one line."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    lines = progress.Lines()
+    for done in range(50):
+        lines.emit(Pulling(build="b", done_bytes=done * 10**9, total_bytes=None))
+
+    assert len(stream.getvalue().splitlines()) == 1
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        """Yes."""
+        return True
+
+
+def test_a_terminal_gets_a_live_panel_and_everything_that_lasts(monkeypatch):
+    """On a terminal: outcomes stay on screen, brackets in messages are no markup, and it ends cleanly."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    chosen = progress.choose(quiet=False)
+    try:
+        for event in EVENTS:
+            chosen.emit(event)
+    finally:
+        progress.close(chosen)
+
+    assert isinstance(chosen, progress.Panel)
+    assert "anything [else]" in stream.getvalue()
+    assert "unknown_flag" in stream.getvalue()
+
+
+@pytest.mark.parametrize("term", ["dumb", ""])
+def test_a_dumb_terminal_gets_lines(monkeypatch, term):
+    """TERM=dumb means no cursor control."""
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", term)
+
+    assert isinstance(progress.choose(quiet=False), progress.Lines)
+
+
+def test_quiet_is_silent():
+    """--quiet prints nothing."""
+    assert isinstance(progress.choose(quiet=True), Silent)
