@@ -27,6 +27,7 @@ from imagebisect.state import RunState
 from imagebisect.verdict import (
     ANCHOR_STARTS,
     EVENT_ANCHOR_STARTS,
+    MAX_STARTS,
     SURVIVED,
     Levels,
     Separation,
@@ -34,6 +35,7 @@ from imagebisect.verdict import (
     judge,
     level,
     separation,
+    spread,
     start_range,
 )
 
@@ -290,8 +292,24 @@ def _anchors(t: _Target) -> Standing | None:
         case Separation.TOO_CLOSE:
             text = f"{len(good)}+{len(bad)} starts of the two ends do not tell them apart on this host"
             return _ended(t, t.result(Status.INCONCLUSIVE, "too_few_starts", sentence=text))
+        case Separation.NOISY:
+            return _noisy(t)
         case Separation.APART:
             return None
+
+
+def _noisy(t: _Target) -> Standing:
+    """The ends differ, but so do starts of one build: the one that disagrees with itself more is started again."""
+    ask = t.ask
+    spreads = {build: spread(t.evidence.values(build)) for build in (ask.bad, ask.good)}
+    able = [b for b in spreads if len(t.evidence.values(b)) < MAX_STARTS and len(t.evidence.failures(b)) < ANCHOR_TRIES]
+    if able:
+        need = max(able, key=lambda build: spreads[build])
+        why = f"starts of the anchor {ask.names[need]} disagree by {spreads[need]:.4g} {t.target.metric.unit}: another one"
+        return _wanting(t, need, {need}, purpose="anchor", why=why, pair=(ask.good, ask.bad))
+    counts = "+".join(str(len(t.evidence.values(build))) for build in (ask.good, ask.bad))
+    text = f"the ends differ, but {counts} starts of them differ among themselves too much to search by"
+    return _ended(t, t.result(Status.INCONCLUSIVE, "noise", sentence=text))
 
 
 def _inverted(t: _Target, pair: tuple[int, int]) -> Standing:

@@ -43,6 +43,7 @@ class Separation(StrEnum):
     APART = "apart"
     IMPROVED = "improved"
     TOO_CLOSE = "too_close"
+    NOISY = "noisy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +72,27 @@ def start_range(values: Sequence[float]) -> float:
     return max(values) - min(values) if len(values) > 1 else 0.0
 
 
+def spread(values: Sequence[float]) -> float:
+    """How far starts of one build lie apart: their range; of MAX_STARTS without the one farthest from the median.
+
+    One odd start is outvoted by three that agree, as in `judge`, and by no fewer.
+    """
+    if len(values) < MAX_STARTS:
+        return start_range(values)
+    middle = median(values)
+    return start_range(sorted(values, key=lambda value: abs(value - middle))[:-1])
+
+
 def level(values: Sequence[float], kind: MetricKind) -> float:
     """What the starts of one build say together: the median, or the survival rate for events."""
     return sum(values) / len(values) if kind is MetricKind.EVENT else median(values)
 
 
 def separation(good: Sequence[float], bad: Sequence[float], target: Target) -> Separation:
-    """Compare the ends' start values. APART needs the floor and SPREADS_APART times the start-to-start range.
+    """Compare the ends' start values.
 
-    Events are APART only when the good end never died and the bad end did.
+    APART needs the floor and SPREADS_APART times the starts' spread; NOISY has only the floor. Events are APART
+    when the good end never died and the bad end did.
     """
     kind = target.metric.kind
     worse_by = level(bad, kind) - level(good, kind)
@@ -91,12 +104,12 @@ def separation(good: Sequence[float], bad: Sequence[float], target: Target) -> S
         if worse_by < 0 and all(value == SURVIVED for value in bad):
             return Separation.IMPROVED
         return Separation.TOO_CLOSE
-    needed = max(target.floor.amount(level(good, kind)), SPREADS_APART * max(start_range(good), start_range(bad)))
-    if worse_by > 0 and worse_by >= needed:
-        return Separation.APART
-    if worse_by < 0 and -worse_by >= needed:
-        return Separation.IMPROVED
-    return Separation.TOO_CLOSE
+    floor = target.floor.amount(level(good, kind))
+    if worse_by == 0 or abs(worse_by) < floor:
+        return Separation.TOO_CLOSE
+    if abs(worse_by) < SPREADS_APART * max(spread(good), spread(bad)):
+        return Separation.NOISY
+    return Separation.APART if worse_by > 0 else Separation.IMPROVED
 
 
 def position(value: float, levels: Levels) -> float:

@@ -72,11 +72,11 @@ def begin(runtime, spec):
     return runtime.start(spec, runtime.render(spec))
 
 
-def until(condition, wait_s: float = 20.0):
-    """Wait for a truthy value and return it."""
+def until(condition, wait_s: float = 20.0, what=lambda: ""):
+    """Wait for a truthy value and return it; `what` is said when it does not come."""
     deadline = time.monotonic() + wait_s
     while not (found := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, f"waited in vain: {what()!r}"
         time.sleep(0.02)
     return found
 
@@ -138,7 +138,7 @@ def test_a_stand_in_serves_and_leaves_nothing(runtime, tmp_path):
     assert not Path(recorded[0].cache).exists()
     assert groups.on_record() == []
     assert running.stop() == ended == running.exit_state()
-    assert "non-default args" in spec.log_path.read_text() or "vLLM" in spec.log_path.read_text()
+    assert "vLLM" in spec.log_path.read_text()
 
 
 def test_two_servers_at_once_have_their_own_ports(runtime, tmp_path):
@@ -185,7 +185,6 @@ def test_a_server_that_never_ends_is_killed_in_time(runtime, tmp_path):
     spec = spec_of(environment(tmp_path, FAMILY.format(child=deaf, parent=deaf)), tmp_path, stop_s=0.5)
     running = begin(runtime, spec)
     family = pids(spec, 2)
-    until(lambda: healthy(running.url) or True)
     began = time.monotonic()
 
     ended = running.stop()
@@ -387,7 +386,7 @@ def harness(tmp_path):
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
         log = tmp_path / "run" / "starts" / "0009" / "server.log"
-        until(lambda: len(log.read_text().split()) >= 2)
+        until(lambda: len(log.read_text().split()) >= 2, what=log.read_text)
         process.family = [int(pid) for pid in log.read_text().split()]
         yield process
         process.kill()

@@ -77,7 +77,7 @@ def test_json_answers_failures_with_one_document(tmp_path, call):
 def test_all_problems_of_a_file_come_at_once_with_their_place(tmp_path):
     """file:line:column for each problem, in one go."""
     images, suite = worlds.write(tmp_path, worlds.planted(3, slow_from=1, hungry_from=9))
-    images.write_text(images.read_text() + "  - {name: b00, simulated: {}}\n  - {name: x, colour: red}\n")
+    images.write_text(images.read_text() + "  - {name: w, taste: 1}\n  - {name: x, colour: red}\n")
 
     done = worlds.bisect("plan", "--images", images.name, "--suite", suite.name, cwd=tmp_path)
 

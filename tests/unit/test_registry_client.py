@@ -133,6 +133,21 @@ def test_a_password_is_not_sent_to_an_unencrypted_token_service(docker_config: P
         assert caught.value.where == "http://tokens.example.org/token"
 
 
+def test_a_token_does_not_follow_a_redirect() -> None:
+    """Docker Hub keeps blobs at another host: it gets the request and not the token."""
+    with serve(lambda _: Answer(body=CONFIG)) as store, serve(content) as server:
+        allowed = bearer(lambda: server.address, allow=lambda _: True)
+
+        def rule(asked: Asked) -> Answer:
+            if "/blobs/" in asked.path and asked.authorization:
+                return Answer(307, headers={"Location": f"http://{store.address}/blob?signature=x"})
+            return allowed(asked)
+
+        server.rule = rule
+        assert ask(server.address).config_digest == digest_of(CONFIG)
+        assert [asked.authorization for asked in store.asked] == [""]
+
+
 def test_a_broken_helper_is_mentioned_when_it_matters(docker_config: Path) -> None:
     """Refused without a login, the reader learns that docker's helper could not be asked."""
     docker_config.write_text(json.dumps({"credsStore": "not-installed"}))

@@ -15,7 +15,7 @@ def test_it_names_last_good_first_bad_and_the_report():
     assert "long-prefill: NARROWED" in text
     assert "last good  b3" in text
     assert "first bad  b5" in text
-    assert "1,415 -> 755 tok/s (-46.6 %, spread between starts 0.0 %, 2+2 starts)" in text
+    assert "1,415 -> 755 tok/s (-46.6 %, 1.87x slower, spread between starts 0.0 %, 2+2 starts)" in text
     assert "could not be tested: b4 (unknown_flag)" in text
     assert "in a range probed at" in text
     assert "results/r1" in text

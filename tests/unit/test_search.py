@@ -273,6 +273,27 @@ def test_flaky_oom_needs_more_survivals():
     assert (result.good_rate, result.good_value, result.change_percent) == (1.0, None, None)
 
 
+def test_an_odd_anchor_start_costs_one_more_and_not_the_answer():
+    """Where the ends differ but one anchor's starts disagree, that anchor is started again."""
+
+    def answer(build, seen):
+        return Observation(value=755.0 if build >= 9 else 900.0 if (build, seen) == (0, 0) else 1415.0)
+
+    result, found = one(16, answer)
+
+    assert (result.status, result.first_bad) == (Status.CONFIRMED, 9)
+    assert [probe.build for probe in found.probes[:6]] == [0, 15, 15, 0, 0, 0]
+
+
+def test_ends_that_stay_noisy_are_inconclusive_for_noise():
+    """Four starts of each end that never agree are the end of it."""
+    noise = [1415.0, 700.0, 1100.0, 400.0, 1300.0]
+    result, found = one(16, lambda build, seen: Observation(value=noise[seen] * (0.5 if build else 1)))
+
+    assert (result.status, result.reason) == (Status.INCONCLUSIVE, "noise")
+    assert len(found.probes) == 8
+
+
 def test_starts_left_is_an_upper_bound_on_a_clean_search():
     """The number shown to the user never turns out too small without skips or doubts."""
     question = ask(33, [Evidence(target=target(), server="s")])

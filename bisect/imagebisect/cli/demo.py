@@ -72,10 +72,12 @@ def demo(
         report["exit_code"] = int(ExitCode.OUR_BUG if problems else ExitCode.NOTHING_REGRESSED)
         report["reason"] = "not_found" if problems else "found_what_was_planted"
         report["planted"] = planted
+        saved = going.save(folder, report)
         if as_json:
             common.print_json(report)
         else:
-            typer.echo(terminal.render(report, where=str(folder.path)))
+            typer.echo(terminal.render(report))
+            typer.echo(saved)
             for name, build in planted["first_bad"].items():
                 typer.echo(f"planted: {name} at {build}")
             for problem in problems:

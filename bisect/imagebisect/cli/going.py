@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -81,13 +83,29 @@ def go(folder: RunFolder, *, as_json: bool, quiet: bool) -> RunState:
         raise typer.Exit(int(error.exit_code)) from error
 
 
+def save(folder: RunFolder, report: dict[str, Any]) -> str:
+    """Write report.md and report.json into the run's folder; a line that says where they are."""
+    from imagebisect.report import markdown
+
+    try:
+        (folder.path / "report.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        path = folder.path / "report.md"
+        path.write_text(markdown.render(report), "utf-8")
+    except OSError as error:
+        return f"report: could not be written ({error.strerror}); bisect report {folder.run_id} prints it"
+    here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"report: {here}   (and report.json; `bisect report {folder.run_id} --format csv` has every rep)"
+
+
 def answer(folder: RunFolder, state: RunState, *, as_json: bool) -> int:
     """Print the answer of a finished run; its exit code."""
     from imagebisect.report import build_report, terminal
 
     report = build_report(state)
+    saved = save(folder, report)
     if as_json:
         common.print_json(report)
     else:
-        common.say(terminal.render(report, where=str(folder.path)))
+        common.say(terminal.render(report))
+        common.say(saved)
     return int(report["exit_code"])

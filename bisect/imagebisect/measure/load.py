@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from imagebisect.vllm.transport import one_shot_client
+
 if TYPE_CHECKING:
     import httpx
 
@@ -102,10 +104,8 @@ async def _ask(client: httpx.AsyncClient, path: str, body: bytes) -> Answer:
 async def _round(url: str, path: str, bodies: Sequence[bytes], *, guard: Guard, deadline_s: float) -> Round:
     import httpx
 
-    # One client a round: a kept connection may be closed by the server (uvicorn after 5 s) just as it is used again.
-    limits = httpx.Limits(max_connections=len(bodies) + 2, max_keepalive_connections=0)
     timeout = httpx.Timeout(None, connect=CONNECT_S)
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=timeout, trust_env=False) as client:
+    async with one_shot_client(url, connections=len(bodies), timeout=timeout) as client:
         cut, late = None, False
         tasks = [asyncio.create_task(_ask(client, path, body)) for body in bodies]
         deadline = time.perf_counter() + deadline_s

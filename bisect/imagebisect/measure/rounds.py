@@ -20,6 +20,7 @@ from imagebisect.vllm import failures, logmarks, metrics
 from imagebisect.vllm.aftermath import wait_for_end
 from imagebisect.vllm.logtail import LogTail
 from imagebisect.vllm.metrics import Snapshot
+from imagebisect.vllm.transport import get_text
 
 MOST_REPEATS = 2
 """Times an invalid rep is taken again."""
@@ -98,13 +99,8 @@ class Rounds:
         return None
 
     def _scrape(self) -> Snapshot | None:
-        import httpx
-
-        try:
-            answer = httpx.get(f"{self.context.url}/metrics", timeout=_SCRAPE_S, trust_env=False)
-        except httpx.HTTPError:
-            return None
-        return metrics.parse(answer.text) if answer.status_code == load.OK else None
+        text = get_text(f"{self.context.url}/metrics", timeout_s=_SCRAPE_S)
+        return None if text is None else metrics.parse(text)
 
     def _scrape_idle(self) -> tuple[Snapshot | None, bool]:
         """The counters once no request runs, and whether that came true within 30 s."""

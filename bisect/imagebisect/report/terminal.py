@@ -24,7 +24,7 @@ def render(report: dict[str, Any], *, where: str | None = None) -> str:
     lines.append(wording.effort(run))
     lines += [f"delta from the published suite: {delta}" for delta in run["deltas"]]
     if where:
-        lines.append(f"report: bisect report {run['id']} --format markdown   (run folder: {where})")
+        lines.append(f"run folder: {where}")
     return "\n".join(lines)
 
 

@@ -25,6 +25,9 @@ REASONS = {
     "too_few_starts": "too few starts to tell the ends apart, or to exclude a difference",
 }
 
+LARGE_PERCENT = 20.0
+"""From this change on a factor reads better than a percentage."""
+
 
 def number(value: float | None, unit: str = "") -> str:
     """A measured number at the precision it deserves, with its unit."""
@@ -105,12 +108,22 @@ def change(target: dict[str, Any]) -> str:
             )
         return ", ".join(sides)
     unit = target["unit"]
-    text = f"{number(target['good_value'])} -> {number(target['bad_value'], unit)}"
+    low, high = target["good_value"], target["bad_value"]
+    text = f"{number(low)} -> {number(high, unit)}"
     if target["change_percent"] is not None:
-        text += (
-            f" ({target['change_percent']:+.1f} %, spread between starts {target['spread_percent']:.1f} %, {counts})"
-        )
+        difference = f"{high - low:+,.0f} {unit}, " if target["kind"] == "level" else ""
+        spread = f"spread between starts {target['spread_percent']:.1f} %"
+        text += f" ({difference}{target['change_percent']:+.1f} %{_factor(target)}, {spread}, {counts})"
     return text
+
+
+def _factor(target: dict[str, Any]) -> str:
+    """`, 1.87x slower`: how people say a large change of a rate; empty for small ones."""
+    low, high = target["good_value"], target["bad_value"]
+    if target["kind"] != "ratio" or min(low, high) <= 0 or abs(target["change_percent"]) < LARGE_PERCENT:
+        return ""
+    worse = (high < low) == (target["worse"] == "lower")
+    return f", {max(low, high) / min(low, high):.2f}x {'slower' if worse else 'faster'}"
 
 
 def untestable(target: dict[str, Any]) -> str:

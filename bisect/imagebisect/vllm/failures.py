@@ -160,9 +160,12 @@ def _take_exception(scan: _Scan, line: LogLine) -> None:
     scan.exception_after_marker = bool(scan.marker_line)
 
 
-def _scan(log: Path) -> _Scan:
+def _scan(log: Path, phase: Phase) -> _Scan:
     scan = _Scan()
     for line in loglines.read(log):
+        if phase is Phase.REQUEST and signs.STARTED.search(line.text):
+            # What went wrong before did not keep the server from starting, so it is not why a request failed.
+            scan = _Scan(available_kv_mib=scan.available_kv_mib)
         if line.text.strip():
             scan.last_text = line.text.strip()
         room = _NO_ROOM.search(line.text)
@@ -275,7 +278,7 @@ def classify(
         observed: what the caller saw (`HTTP 500`, `no answer in 30 s`).
         fallback: the cause where the server runs on and its log shows nothing.
     """
-    scan = _scan(log)
+    scan = _scan(log, phase)
     cause, message, details, line = _judge(scan, phase, exit_state, observed, fallback)
     if observed:
         details = {**details, "observed": observed[:LONGEST_MESSAGE]}

@@ -22,6 +22,7 @@ from imagebisect.runtime.base import Running
 from imagebisect.vllm import failures, loglines
 from imagebisect.vllm.aftermath import DYING_S, wait_for_end
 from imagebisect.vllm.logtail import LogTail
+from imagebisect.vllm.transport import one_shot_client
 
 if TYPE_CHECKING:
     import httpx
@@ -176,9 +177,7 @@ async def _first_token(client: httpx.AsyncClient, model_id: str) -> None:
 
 
 async def _wait(watch: _Watch) -> Ready:
-    import httpx
-
-    async with httpx.AsyncClient(base_url=watch.running.url, trust_env=False) as client:
+    async with one_shot_client(watch.running.url) as client:
         while True:
             answer = await _watched(watch, _get(client, "/health"))
             if answer is not None and answer.status_code == 200:

@@ -200,3 +200,6 @@ FATAL = re.compile(
     r"|died unexpectedly \(exit code"
 )
 """After such a line no answer will come."""
+
+STARTED = re.compile(r"^Application startup complete\.")
+"""The web server's last line of a boot."""

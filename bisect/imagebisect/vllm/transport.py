@@ -1,0 +1,36 @@
+"""HTTP clients for a server on this host."""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import httpx
+
+
+def _no_certificates() -> ssl.SSLContext:
+    # Servers are plain HTTP. httpx would otherwise read its certificates for each client: 20 ms of a busy core.
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def one_shot_client(url: str, *, connections: int = 1, timeout: httpx.Timeout | None = None) -> httpx.AsyncClient:
+    """A client whose every request has a connection of its own.
+
+    A kept connection may be closed by the server (uvicorn does after 5 s) just as it is used again.
+    """
+    import httpx
+
+    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=0)
+    return httpx.AsyncClient(base_url=url, limits=limits, timeout=timeout, trust_env=False, verify=_no_certificates())
+
+
+def get_text(url: str, *, timeout_s: float) -> str | None:
+    """The body of a 200 answer; None for any other answer or none."""
+    import httpx
+
+    try:
+        answer = httpx.get(url, timeout=timeout_s, trust_env=False, verify=_no_certificates())
+    except httpx.HTTPError:
+        return None
+    return answer.text if answer.status_code == httpx.codes.OK else None
