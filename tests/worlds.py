@@ -41,7 +41,9 @@ def profile(**changes: Any) -> dict[str, Any]:
     return {**FAST, **changes}
 
 
-def planted(count: int, *, slow_from: int, hungry_from: int, special: Mapping[int, Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
+def planted(
+    count: int, *, slow_from: int, hungry_from: int, special: Mapping[int, Mapping[str, Any]] | None = None
+) -> list[dict[str, Any]]:
     """`count` profiles: long prefill 1.87x slower from one build on, 1,178 MiB more (and the OOM) from another."""
     found = []
     for index in range(count):

@@ -6,7 +6,9 @@ import json
 import subprocess
 
 import pytest
+
 import worlds
+from kills import kill_and_compare
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
@@ -90,4 +92,14 @@ def test_a_missing_digest_is_a_skip_and_not_bad(tmp_path, stand_in_images):
     long = next(entry for entry in json.loads(done.stdout)["targets"] if entry["name"] == "long-prefill")
     assert (long["status"], long["reason"]) == ("narrowed", "untestable")
     assert [suspect["name"] for suspect in long["suspects"]] == ["n02", "n03"]
+    assert ours() == ("", "")
+
+
+def test_ten_kills_leave_no_container_and_change_nothing(tmp_path, stand_in_images):
+    """Kill -9 at ten random moments of a run over containers: same answer, nothing measured twice, nothing left."""
+    profiles = worlds.planted(4, slow_from=2, hungry_from=3)
+    images, path = write(tmp_path, stand_in_images(profiles), suite())
+
+    kill_and_compare(tmp_path, images, path, kills=10, span_s=(0.8, 4.0), timeout=280)
+
     assert ours() == ("", "")

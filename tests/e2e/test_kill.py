@@ -2,67 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import random
 import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 
 import worlds
-from imagebisect.ledger import RunFolder
-from imagebisect.state import Measured
-
-KILLS = 10
-
-
-def finished(folder) -> Counter[tuple[int, str]]:
-    """How often each scenario was finished on each build."""
-    state = RunFolder(folder).load()
-    counts: Counter[tuple[int, str]] = Counter()
-    for start in state.starts:
-        for measurement in start.measurements:
-            counts[start.intended.build, measurement.scenario] += 1
-    return counts
+from kills import kill_and_compare
 
 
 def test_ten_kills_change_nothing(tmp_path):
-    """kill -9 at ten random moments, each followed by resume: same answer, nothing measured twice, nothing left."""
+    """Kill -9 at ten random moments, each followed by resume: same answer, nothing measured twice, nothing left."""
     images, suite = worlds.write(tmp_path, worlds.planted(8, slow_from=5, hungry_from=3))
-    arguments = ["--images", str(images), "--suite", str(suite), "--results", "results"]
-    whole = worlds.bisect("run", *arguments, "--name", "whole", "--json", cwd=tmp_path)
-    assert whole.returncode == 10, whole.stderr
-    dice = random.Random(20261201)
-    command = ["run", *arguments, "--name", "torn"]
-    kept: list[Measured] = []
-    for _ in range(KILLS):
-        with (tmp_path / "torn.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "imagebisect", *command], cwd=tmp_path, stdout=log, stderr=log, env=os.environ
-            )
-            time.sleep(dice.uniform(0.6, 3.5))
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        folder = RunFolder(tmp_path / "results" / "torn")
-        if not folder.exists():
-            continue
-        command = ["resume", "torn", "--results", "results"]
-        events = [event for event in folder.events() if isinstance(event, Measured)]
-        assert events[: len(kept)] == kept
-        kept = events
 
-    last = worlds.bisect("resume", "torn", "--results", "results", "--json", cwd=tmp_path)
+    kill_and_compare(tmp_path, str(images), str(suite), kills=10, span_s=(0.6, 3.5))
 
-    assert last.returncode == 10, last.stderr
-    torn, clean = json.loads(last.stdout), json.loads(whole.stdout)
-    for mine, theirs in zip(torn["targets"], clean["targets"], strict=True):
-        for key in ("name", "status", "reason", "last_good", "first_bad", "suspects"):
-            assert mine[key] == theirs[key]
-    assert max(finished(tmp_path / "results" / "torn").values()) <= max(
-        finished(tmp_path / "results" / "whole").values()
-    )
     assert worlds.group_members(str(tmp_path)) == []
 
 

@@ -107,14 +107,13 @@ def pids(spec: StartSpec, count: int) -> list[int]:
 
 FAMILY = """
 import os, signal, sys, time
-sys.stdout.reconfigure(line_buffering=True)
 child = os.fork()
 if child == 0:
     {child}
-    print(os.getpid())
+    os.write(1, b"%d\\n" % os.getpid())
     time.sleep(600)
-print(os.getpid())
 {parent}
+os.write(1, b"%d\\n" % os.getpid())
 time.sleep(600)
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import report_runs
 from imagebisect.report import build_report, terminal
+from imagebisect.report.model import unmeasured
 
 
 def test_it_names_last_good_first_bad_and_the_report():
@@ -25,5 +26,19 @@ def test_a_probe_shows_both_clocks_and_the_counts():
     """Client and server time, counted tokens, cache hits and why a rep is invalid, for every rep."""
     text = terminal.render_probe(build_report(report_runs.finished(report_runs.step(5))))
 
-    assert "client 2.895 s, server prefill 2.890 s, counted [4096], cache hits 0" in text
+    assert "4096 tokens in, 1 out, client 2.895 s, server prefill 2.890 s, counted [4096], cache hits 0" in text
     assert "invalid: prefix cache hit of 4096 tokens" in text
+
+
+def test_a_probe_that_dies_of_what_it_asks_about_has_measured():
+    """Death in an OOM probe is its result; a prefill that failed or never came is not."""
+    oom = {"scenario": "oom", "metrics": {"survived": 0.0}, "failure": {"cause": "oom_at_request"}}
+    prefill = {"scenario": "long", "metrics": {"c1.prefill_tok_s": 1.0}, "failure": {"cause": "crash"}}
+    kinds = {"oom": {"kind": "oom-probe"}, "long": {"kind": "prefill"}, "idle": {"kind": "idle-memory"}}
+
+    def probed(*measurements):
+        start = {"server": "s", "scenarios": ["idle", "long", "oom"], "measurements": list(measurements)}
+        return {"run": {"suite": {"scenarios": kinds}}, "builds": [{"starts": [start]}]}
+
+    assert unmeasured(probed(oom, prefill)) == ["s: idle", "s: long"]
+    assert unmeasured(probed(oom, {**prefill, "failure": None}, {**prefill, "scenario": "idle", "failure": None})) == []

@@ -72,8 +72,8 @@ def test_oom_masked_by_a_keyerror_is_still_an_oom():
     assert failure.cause == Cause.OOM_AT_REQUEST
     assert (failure.details["asked_mib"], failure.details["free_mib"]) == (266.0, 249.06)
     assert failure.masked_by == failure.details["masked_by"] == "KeyError in update_from_output"
-    line = (H200 / "oom-masked-by-keyerror.log").read_text().split("\n")[failure.log_line - 1]
-    assert "OutOfMemoryError" in line
+    line = (H200 / "oom-masked-by-keyerror.log").read_bytes().split(b"\n")[failure.log_line - 1]
+    assert b"OutOfMemoryError" in line
 
 
 def test_oom_at_boot_is_an_oom_at_start():
@@ -138,20 +138,26 @@ def test_a_healthy_log_names_no_cause(path):
 
 ROOTS = [
     (
-        "ValueError: Free memory on device cuda:0 (14.10/15.51 GiB) on startup is less than desired GPU memory utilization "
-        "(0.95, 14.73 GiB). Decrease GPU memory utilization",
+        (
+            "ValueError: Free memory on device cuda:0 (14.10/15.51 GiB) on startup is less than desired GPU memory utilization "
+            "(0.95, 14.73 GiB). Decrease GPU memory utilization"
+        ),
         Cause.GPU_BUSY,
     ),
     ("ValueError: Free memory on device (14.10/15.51 GiB) on startup is less than desired GPU memory", Cause.GPU_BUSY),
     ("AssertionError: Error in memory profiling. Initial free memory 1, current free memory 2.", Cause.GPU_BUSY),
     (
-        "ValueError: To serve at least one request with the models's max seq len (188160), (3.05 GiB KV cache is needed, "
-        "which is larger than the available KV cache memory (2.90 GiB). Based on",
+        (
+            "ValueError: To serve at least one request with the models's max seq len (188160), (3.05 GiB KV cache is needed, "
+            "which is larger than the available KV cache memory (2.90 GiB). Based on"
+        ),
         Cause.OOM_AT_START,
     ),
     (
-        "ValueError: To serve at least one request with the model's max seq len (188160), 3.05 GiB KV cache is needed, "
-        "which is larger than the available KV cache memory (2.90 GiB).",
+        (
+            "ValueError: To serve at least one request with the model's max seq len (188160), 3.05 GiB KV cache is needed, "
+            "which is larger than the available KV cache memory (2.90 GiB)."
+        ),
         Cause.OOM_AT_START,
     ),
     (

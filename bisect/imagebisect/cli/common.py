@@ -107,7 +107,7 @@ def say(text: str) -> None:
 
 def show_error(error: BisectError, *, as_json: bool, **more: Any) -> None:
     """An error on stderr in three parts; in JSON on stdout too when that was asked for."""
-    lines = [f"error: {error.what}"]
+    lines = [error.what if isinstance(error, Interrupted) else f"error: {error.what}"]
     if error.where:
         lines.append(f"  at: {error.where}")
     if error.next_step:

@@ -38,6 +38,7 @@ def probe(
 
         from imagebisect import config, runtime, session
         from imagebisect.report import build_report, terminal
+        from imagebisect.report.model import unmeasured
 
         plan = common.load_plan(
             images, suite, good=None, bad=None, sets=sets, vars_file=vars_file, add_args=add_args, envs=envs
@@ -68,13 +69,15 @@ def probe(
         )
         report = build_report(state)
         starts = [start for b in report["builds"] for start in b["starts"]]
-        failed = [start for start in starts if start["outcome"] != "measured" or start["cause"]]
-        measured = bool(starts) and not failed
+        missing = unmeasured(report)
+        measured = bool(starts) and not missing
         code = ExitCode.NOTHING_REGRESSED if measured else ExitCode.NOT_MEASURABLE
         report["exit_code"], report["reason"] = int(code), "measured" if measured else "not_measurable"
         if as_json:
             common.print_json(report)
         else:
             common.say(terminal.render_probe(report))
+            if missing:
+                common.say(f"could not be measured: {', '.join(missing)}")
             common.say(f"report: {results / run_id}")
         raise typer.Exit(int(code))

@@ -24,6 +24,7 @@ from imagebisect.report.wording import duration, number, size
 
 if TYPE_CHECKING:
     from rich.live import Live
+    from rich.text import Text
 
 PULL_EVERY_S = 10.0
 """A pull says a line this often where there is no terminal."""
@@ -83,36 +84,49 @@ class Panel:
         from rich.console import Console
         from rich.live import Live
 
-        self._console = Console(stderr=True)
-        self._live: Live = Live("", console=self._console, refresh_per_second=4, transient=True)
         self._decided = self._phase = self._rep = ""
         self._began = time.monotonic()
+        self._live: Live = Live(
+            console=Console(stderr=True), get_renderable=self._status, refresh_per_second=4, transient=True
+        )
         self._live.start()
+
+    def _status(self) -> Text:
+        from rich.text import Text
+
+        phase = f"{self._phase}, {duration(time.monotonic() - self._began)} so far" if self._phase else ""
+        return Text("\n".join(text for text in (self._decided, phase, self._rep) if text), style="dim")
 
     def close(self) -> None:
         """Take the panel away."""
         self._live.stop()
 
+    def _enter(self, phase: str) -> None:
+        """A new phase: its clock starts; the same phase said again keeps its clock."""
+        if phase.partition(" - ")[0] != self._phase.partition(" - ")[0]:
+            self._began = time.monotonic()
+        self._phase = phase
+
     def emit(self, event: ProgressEvent) -> None:
         """Update the status, or print a lasting line above it."""
-        from rich.markup import escape
+        from rich.text import Text
 
         match event:
             case RunBegan() | Noted() | StartEnded():
-                style = "red" if isinstance(event, StartEnded) and event.cause else "none"
-                self._live.console.print(f"[{style}]{escape(line_of(event) or '')}[/]", highlight=False)
-                self._rep = ""
+                style = "red" if isinstance(event, StartEnded) and event.cause not in (None, "interrupted") else ""
+                self._live.console.print(Text(line_of(event) or "", style=style))
+                self._phase = self._rep = ""
             case Decided():
                 self._decided = line_of(event) or ""
-                self._began = time.monotonic()
+                self._phase = self._rep = ""
             case PhaseBegan():
-                self._phase = f"{event.build} {event.server}: {event.phase} {event.detail[-100:]}".rstrip()
+                detail = f" - {event.detail[-100:]}" if event.detail else ""
+                self._enter(f"{event.build} {event.server}: {event.phase}{detail}")
             case Pulling():
-                self._phase = (line_of(event) or "").strip()
+                left = f" - {size(event.done_bytes)}" + (f" of {size(event.total_bytes)}" if event.total_bytes else "")
+                self._enter(f"pulling {event.build}{left}")
             case RepEnded():
                 self._rep = (line_of(event) or "").strip()
-        status = "\n".join(text for text in (self._decided, self._phase, self._rep) if text)
-        self._live.update(f"[dim]{escape(status)}[/]")
 
 
 def choose(*, quiet: bool) -> Progress:

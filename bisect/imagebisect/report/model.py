@@ -72,6 +72,7 @@ def _start(start: StartRecord) -> dict[str, Any]:
         "server": start.intended.server,
         "purpose": start.intended.purpose,
         "why": start.intended.why,
+        "scenarios": list(start.intended.scenarios),
         "outcome": "void" if start.void else start.outcome or "running",
         "cause": failure.cause if failure else None,
         "message": failure.message if failure else None,
@@ -243,6 +244,20 @@ def build_report(state: RunState) -> dict[str, Any]:
         written |= env
     scrubbed: dict[str, Any] = Scrubber(pass_env, written=written).value(report)
     return scrubbed
+
+
+def unmeasured(report: dict[str, Any]) -> list[str]:
+    """`server: scenario` of everything a probe set out to measure and could not; death in an OOM probe is a result."""
+    kinds = {name: scenario["kind"] for name, scenario in report["run"]["suite"]["scenarios"].items()}
+    missing = []
+    for start in (start for build in report["builds"] for start in build["starts"]):
+        found = {measurement["scenario"]: measurement for measurement in start["measurements"]}
+        for name in start["scenarios"]:
+            one = found.get(name)
+            died = one is not None and kinds[name] == "oom-probe" and "survived" in one["metrics"]
+            if one is None or not one["metrics"] or (one["failure"] is not None and not died):
+                missing.append(f"{start['server']}: {name}")
+    return missing
 
 
 def is_event(entry: dict[str, Any]) -> bool:

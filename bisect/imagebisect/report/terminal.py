@@ -79,7 +79,9 @@ def render_probe(report: dict[str, Any]) -> str:
             )
             if start["message"]:
                 lines.append(f"  {start['message']}")
-            shown = ("version", "kv_cache_tokens", "attention_backend", "gdn_prefill_kernel", "model_runner")
+            if isinstance(facts.get("kv_cache_tokens"), int):
+                lines.append(f"  KV pool: {facts['kv_cache_tokens']:,} tokens")
+            shown = ("version", "attention_backend", "gdn_prefill_kernel", "model_runner")
             lines += [f"  {name}: {facts[name]}" for name in shown if name in facts]
             if start["boot_s"] is not None:
                 lines.append(f"  ready after {start['boot_s']:.1f} s")
@@ -95,10 +97,10 @@ def _measurement(measurement: dict[str, Any]) -> list[str]:
     lines = [f"  {measurement['scenario']}:" + (f" {failure['cause']}: {failure['message']}" if failure else "")]
     lines += [f"    {name} = {wording.number(value)}" for name, value in measurement["metrics"].items()]
     for rep in measurement["reps"]:
-        kind = "warm-up" if rep["warmup"] else f"rep {rep['index']}"
+        kind = "warm-up" if rep["warmup"] else f"rep {rep['index'] + 1}"
         server = rep["server_prefill_s"]
         lines.append(
-            f"    C={rep['concurrency']} {kind}: {rep['prompt_tokens']} tokens, client {rep['seconds']:.3f} s, "
+            f"    C={rep['concurrency']} {kind}: {rep['prompt_tokens']} tokens in, {rep['output_tokens']} out, client {rep['seconds']:.3f} s, "
             f"server prefill {'-' if server is None else f'{server:.3f} s'}, "
             f"counted {rep['usage_prompt_tokens']}, cache hits {rep['cache_hit_tokens']}"
             + (f", invalid: {rep['invalid']}" if rep["invalid"] else "")
