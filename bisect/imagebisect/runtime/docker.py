@@ -10,7 +10,9 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,8 +22,8 @@ from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 from requests.exceptions import RequestException
 
 import docker
-from imagebisect.domain import Build, Failure, Identity, ImageSource, Phase, Rendered, Server
-from imagebisect.errors import EnvironmentFault, StartFailed
+from imagebisect.domain import Build, Identity, ImageSource, Rendered, Server
+from imagebisect.errors import EnvironmentFault
 from imagebisect.interrupt import StopFlag
 from imagebisect.outcome import Cause
 from imagebisect.runtime import pull, render
@@ -33,7 +35,11 @@ LABEL = "org.imagebisect"
 CALL_S = 60.0
 """One call to the daemon may take this long; a busy one removes a 30 GB container slowly."""
 
-LOG_CHUNK = 1 << 16
+LOG_S = 20.0
+"""The rest of an ended container's log may take so long to arrive."""
+
+LOG_OPTIONS = {"max-size": "100g", "max-file": "1", "compress": "false", "mode": "blocking"}
+"""The daemon's own defaults may rotate a log away; each of them is overruled."""
 
 
 def _labels(spec: StartSpec) -> dict[str, str]:
@@ -74,6 +80,7 @@ class RunningContainer:
         self._container = container
         self._volume = volume
         self._ended: ExitState | None = None
+        self._gone = threading.Event()
         self._log = threading.Thread(target=self._follow, name=f"log-{spec.start_id}", daemon=True)
 
     def begin(self) -> None:
@@ -97,19 +104,29 @@ class RunningContainer:
         self.stop()
 
     def _follow(self) -> None:
-        """Copy the log as it comes; the daemon keeps it too, so a broken stream is read again from the start."""
-        for _ in range(3):
-            try:
-                stream = self._container.logs(stream=True, follow=True)
-                with self.spec.log_path.open("wb") as sink:
-                    for chunk in stream:
-                        sink.write(chunk)
+        """Copy the log as it comes; a broken stream is read again, past what the file already holds."""
+        written = 0
+        with self.spec.log_path.open("wb") as sink:
+            while True:
+                skip = written
+                with contextlib.suppress(DockerException, RequestException, OSError):
+                    for chunk in self._container.logs(stream=True, follow=True):
+                        new = chunk[skip:]
+                        skip = max(0, skip - len(chunk))
+                        sink.write(new)
                         sink.flush()
-            except (DockerException, RequestException, OSError):
-                if self._ended is not None:
+                        written += len(new)
+                    if self._state_soon() is not None:
+                        return
+                if self._gone.wait(0.5):
                     return
-                continue
-            return
+
+    def _state_soon(self) -> ExitState | None:
+        """How it ended, asked for a second: the log ends a moment before the state says so."""
+        deadline = time.monotonic() + 1.0
+        while (ended := self._exit_of(self._state())) is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return ended
 
     def _state(self) -> dict[str, Any] | None:
         try:
@@ -122,13 +139,21 @@ class RunningContainer:
         return state
 
     def exit_state(self) -> ExitState | None:
-        """See `Running`. A daemon that does not answer now leaves the question open."""
+        """See `Running`. Once it says how, the log is whole. A daemon that does not answer now leaves it open."""
         if self._ended is not None:
             return self._ended
-        state = self._state()
+        ended = self._exit_of(self._state())
+        if ended is not None and self._log.ident is not None:
+            self._log.join(LOG_S)
+        return ended
+
+    @staticmethod
+    def _exit_of(state: Mapping[str, Any] | None) -> ExitState | None:
         if state is None or state.get("Status") in ("created", "running", "paused", "restarting"):
             return None
-        return ExitState(exit_code=int(state.get("ExitCode") or 0), oom_killed=bool(state.get("OOMKilled")))
+        code = int(state.get("ExitCode") or 0)
+        by_signal = 128 < code < 128 + signal.NSIG
+        return ExitState(exit_code=128 - code if by_signal else code, oom_killed=bool(state.get("OOMKilled")))
 
     def exec(self, argv: tuple[str, ...], timeout_s: float) -> tuple[int, str]:
         """See `Running`."""
@@ -154,11 +179,12 @@ class RunningContainer:
             if before is None:
                 with contextlib.suppress(DockerException, RequestException, OSError):
                     self._container.stop(timeout=int(self.spec.stop_s))
-            ended = before or self.exit_state() or ExitState(exit_code=137)
-            if self._log.ident is not None:
-                self._log.join(10.0)
+            ended = before or self.exit_state() or ExitState(exit_code=-signal.SIGKILL)
         finally:
+            self._gone.set()
             self._remove()
+            if self._log.ident is not None:
+                self._log.join(5.0)
         self._ended = ended
         return ended
 
@@ -216,9 +242,7 @@ class DockerRuntime:
                     pulled = pull.pull(source.reference, progress=progress, stop=stop, idle_s=idle_s)
                     image = client.images.get(source.reference)
         except APIError as error:
-            raise StartFailed(
-                Failure(cause=Cause.PULL_FAILED, phase=Phase.PULL, message=" ".join(str(error).split())[:300])
-            ) from error
+            raise _daemon_fault(error) from error
         finally:
             client.close()
         return _identity(build, image.attrs, pulled)
@@ -241,7 +265,7 @@ class DockerRuntime:
                 if not fresh:
                     del labels[f"{LABEL}.start"]
                 client.volumes.create(name=volume, driver="local", labels=labels)
-                container = client.containers.create(**_arguments(spec, volume))
+                container = _create(client, spec, volume)
                 running = RunningContainer(client, spec, container, volume if fresh else None)
                 running.begin()
                 return running
@@ -278,10 +302,26 @@ class DockerRuntime:
 
 
 def _orphan(labels: Mapping[str, str], run_id: str | None) -> bool:
-    if run_id is not None:
-        return labels.get(f"{LABEL}.run") == run_id
+    """Of that run, or of any; never what another living process owns: two folders may hold a run of one name."""
+    if run_id is not None and labels.get(f"{LABEL}.run") != run_id:
+        return False
     owner = Owner.parse(labels.get(f"{LABEL}.owner", ""))
-    return owner is None or not owner.alive
+    return owner is None or not owner.alive or (run_id is not None and owner == Owner.this())
+
+
+def _create(client: docker.DockerClient, spec: StartSpec, volume: str) -> Container:
+    """Create it; what the SDK itself cannot make sense of is the suite's fault, not the daemon's silence."""
+    try:
+        return client.containers.create(**_arguments(spec, volume))
+    except APIError:
+        raise
+    except (DockerException, TypeError, ValueError) as error:
+        raise EnvironmentFault(
+            f"docker does not understand an option of server {spec.server.name}: {error}",
+            where=spec.container_name,
+            next_step="correct memory, shm_size, ulimits or `docker:` in the suite; the last takes the docker SDK's names",
+            cause=Cause.ENGINE_REFUSED,
+        ) from error
 
 
 def _undo(client: docker.DockerClient, container: Container | None, volume: str | None) -> None:
@@ -320,7 +360,7 @@ def _arguments(spec: StartSpec, volume: str) -> dict[str, Any]:
         "init": True,
         "detach": True,
         "tty": False,
-        "log_config": LogConfig(type=LogConfig.types.JSON),
+        "log_config": LogConfig(type=LogConfig.types.JSON, config=dict(LOG_OPTIONS)),
     }
     if entry:
         arguments["entrypoint"] = [entry[0]]

@@ -122,7 +122,7 @@ def _folder() -> Path:
 
 
 def _path(group: Group) -> Path:
-    return _folder() / f"{group.run_id}--{group.start_id}.json"
+    return _folder() / f"{group.run_id}--{group.start_id}--{group.pgid}.json"
 
 
 def put_on_record(group: Group) -> None:

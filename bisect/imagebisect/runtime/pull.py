@@ -96,15 +96,16 @@ def pull(reference: str, *, progress: PullProgress, stop: StopFlag, idle_s: floa
     news: queue.Queue[Mapping[str, Any] | Exception | None] = queue.Queue()
 
     def work() -> None:
-        client = docker.APIClient(timeout=max(int(idle_s) + 60, 120), **_from_env())
         try:
-            for item in client.pull(reference, stream=True, decode=True):
-                news.put(item)
+            client = docker.from_env(timeout=max(int(idle_s) + 60, 120))
+            try:
+                for item in client.api.pull(reference, stream=True, decode=True):
+                    news.put(item)
+            finally:
+                client.close()
             news.put(None)
         except (DockerException, RequestException, OSError) as error:
             news.put(error)
-        finally:
-            client.close()
 
     threading.Thread(target=work, name="pull", daemon=True).start()
     layers, done = _Layers(), 0
@@ -138,18 +139,3 @@ def pull(reference: str, *, progress: PullProgress, stop: StopFlag, idle_s: floa
             raise failure_of(str(item["error"]), reference)
         done, total = layers.take(item)
         progress(done, total)
-
-
-def _from_env() -> dict[str, Any]:
-    """The daemon that `docker.from_env` would use."""
-    client = docker.from_env()
-    try:
-        return {"base_url": client.api.base_url.replace("http+docker://localhost", _socket(client))}
-    finally:
-        client.close()
-
-
-def _socket(client: docker.DockerClient) -> str:
-    adapter = client.api.get_adapter(client.api.base_url)
-    path = getattr(adapter, "socket_path", None)
-    return f"unix://{path}" if path else str(client.api.base_url)

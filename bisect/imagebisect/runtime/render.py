@@ -127,15 +127,34 @@ def gpus_flag(server: Server) -> str | None:
             return '"device=' + ",".join(str(index) for index in indices) + '"'
 
 
+_FLAGS = {
+    "devices": "device",
+    "dns_opt": "dns-option",
+    "extra_hosts": "add-host",
+    "mem_reservation": "memory-reservation",
+    "mem_swappiness": "memory-swappiness",
+    "memswap_limit": "memory-swap",
+    "pid_mode": "pid",
+    "sysctls": "sysctl",
+    "userns_mode": "userns",
+    "uts_mode": "uts",
+    "working_dir": "workdir",
+}
+"""Options of the docker SDK whose flag of `docker run` has another name."""
+
+_PAIRED_BY_COLON = {"extra_hosts", "tmpfs"}
+
+
 def _option(name: str, value: Any) -> list[str]:
     """A docker SDK option as the flag of `docker run`, as near as the two agree."""
-    flag = "--" + name.replace("_", "-")
-    if value is True:
-        return [flag]
+    flag = "--" + _FLAGS.get(name, name.replace("_", "-"))
+    if isinstance(value, bool):
+        return [flag if value else f"{flag}=false"]
     if isinstance(value, list):
         return [part for item in value for part in (flag, str(item))]
     if isinstance(value, dict):
-        return [part for key, item in value.items() for part in (flag, f"{key}={item}")]
+        between = ":" if name in _PAIRED_BY_COLON else "="
+        return [part for key, item in value.items() for part in (flag, f"{key}{between}{item}")]
     return [flag, str(value)]
 
 
