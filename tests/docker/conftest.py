@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import docker
 import pytest
-import registry_server
 from docker.errors import DockerException
 from images import build_images
+
+import docker
+import registry_server
 
 
 def _missing(what: str) -> None:

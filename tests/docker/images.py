@@ -21,7 +21,17 @@ import imagebisect
 
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 LIBRARY = f"/usr/lib/{VERSION}"
-_LEFT_OUT = {"test", "tests", "site-packages", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "__pycache__"}
+_LEFT_OUT = {
+    "test",
+    "tests",
+    "site-packages",
+    "idlelib",
+    "tkinter",
+    "turtledemo",
+    "ensurepip",
+    "lib2to3",
+    "__pycache__",
+}
 
 SMI = """#!/usr/bin/python3
 import sys
@@ -55,7 +65,11 @@ def _base_tar() -> bytes:
     """A root file system with an interpreter at /usr/bin/python3 and nothing else: no shell, no packages."""
     program = Path(sys.executable).resolve()
     stdlib = Path(sysconfig.get_path("stdlib", vars={"base": sys.base_prefix, "installed_base": sys.base_prefix}))
-    files = [path for path in sorted(stdlib.rglob("*")) if path.is_file() and not _LEFT_OUT & set(path.relative_to(stdlib).parts)]
+    files = [
+        path
+        for path in sorted(stdlib.rglob("*"))
+        if path.is_file() and not _LEFT_OUT & set(path.relative_to(stdlib).parts)
+    ]
     libraries = _linked([program, *(path for path in files if path.suffix == ".so")])
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:

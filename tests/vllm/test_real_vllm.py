@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
 import worlds
 
 pytestmark = [
@@ -37,7 +38,7 @@ targets:
 def write(folder: Path) -> tuple[Path, Path]:
     """Four entries of one environment, the last two with a handicap: prefill in chunks of 64 tokens."""
     env = os.environ["BISECT_TEST_VLLM"]
-    handicap = 'overrides: {args: [--max-num-batched-tokens=64]}'
+    handicap = "overrides: {args: [--max-num-batched-tokens=64]}"
     images = folder / "images.yaml"
     images.write_text(
         textwrap.dedent(
@@ -82,9 +83,7 @@ def test_run_finds_the_first_handicapped_entry(tmp_path):
     """Four entries of one real environment: the first slow one is named."""
     images, suite = write(tmp_path)
 
-    done = worlds.bisect(
-        "run", "--images", str(images), "--suite", str(suite), "--json", cwd=tmp_path, timeout=2900
-    )
+    done = worlds.bisect("run", "--images", str(images), "--suite", str(suite), "--json", cwd=tmp_path, timeout=2900)
 
     report = json.loads(done.stdout)
     (target,) = report["targets"]

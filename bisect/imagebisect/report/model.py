@@ -19,6 +19,7 @@ from imagebisect.domain import (
     VenvSource,
     Verdict,
 )
+from imagebisect.outcome import Cause
 from imagebisect.report.scrub import Scrubber
 from imagebisect.search import results
 from imagebisect.session import exit_code
@@ -183,6 +184,13 @@ def _verdict(plan: Plan, result: TargetResult, index: int) -> str | None:
     return summary.verdict.value
 
 
+def _spoiled(measurement: Measurement) -> int:
+    """Timed reps that instrument evidence spoiled; those of a server that died are failures, not invalid."""
+    if measurement.failure is not None and measurement.failure.cause != Cause.INVALID_MEASUREMENT:
+        return 0
+    return sum(rep.invalid is not None and not rep.warmup for rep in measurement.reps)
+
+
 def _host(host: Mapping[str, Any]) -> dict[str, Any]:
     """Hardware and versions; serial numbers of cards stay in the ledger."""
     kept = dict(host)
@@ -227,7 +235,7 @@ def build_report(state: RunState) -> dict[str, Any]:
             "starts": len(over),
             "reps": sum(not rep.warmup for rep in reps),
             "warmup_reps": sum(rep.warmup for rep in reps),
-            "invalid_reps": sum(rep.invalid is not None and not rep.warmup for rep in reps),
+            "invalid_reps": sum(_spoiled(measurement) for start in over for measurement in start.measurements),
             "images": len({state.identities[b].id for b in state.identities}),
             "pulled_bytes": sum(identity.pulled_bytes for identity in state.identities.values()),
             "start_seconds": sum(start.seconds for start in over),
