@@ -43,6 +43,7 @@ class Cause(StrEnum):
     NO_GPU = "no_gpu"
     DRIVER = "driver"
     GPU_BUSY = "gpu_busy"
+    GPU_UNSTEADY = "gpu_unsteady"
     ENGINE_REFUSED = "engine_refused"
     DISK_FULL = "disk_full"
     INTERRUPTED = "interrupted"
@@ -98,6 +99,7 @@ POLICY: dict[Cause, Rule] = {
     Cause.NO_GPU: _stop("docker or the server sees no GPU"),
     Cause.DRIVER: _stop("the GPU driver is too old or broken for the image"),
     Cause.GPU_BUSY: _stop("something else holds memory on the GPU"),
+    Cause.GPU_UNSTEADY: _retry("the GPU's free memory changed while the server looked at it"),
     Cause.ENGINE_REFUSED: _stop("the container engine refuses these options"),
     Cause.DISK_FULL: _stop("no disk space is left"),
     Cause.INTERRUPTED: _retry("the run was stopped during this start"),

@@ -286,7 +286,9 @@ def _use(
         )
         measurement: Measurement = measure.run(scenario, context)
         bench.record(Measured(start_id=spec.start_id, measurement=measurement))
-        if measurement.failure is not None and running.exit_state() is not None:
-            return measurement.failure
+        failure = measurement.failure
+        # a stuck server answers nothing more: the scenarios left would each wait for their deadline
+        if failure is not None and (failure.cause == Cause.STUCK or running.exit_state() is not None):
+            return failure
     bench.progress.emit(PhaseBegan(build=build.name, server=server.name, phase="stop"))
     return None

@@ -117,6 +117,30 @@ def test_marks_that_make_no_sense(tmp_path, call, named):
     assert named in done.stderr
 
 
+def test_a_probe_is_not_resumed(tmp_path, stopped):
+    """An interrupted probe does not become a search, neither by name nor at boot."""
+    stopped.path.rename(tmp_path / "results" / "probe-1")
+
+    named = worlds.bisect("resume", "probe-1", cwd=tmp_path)
+    at_boot = worlds.bisect("resume", "--if-unfinished", cwd=tmp_path)
+
+    assert named.returncode == 2
+    assert "bisect probe" in named.stderr
+    assert (at_boot.returncode, at_boot.stdout) == (0, "")
+
+
+def test_a_broken_ledger_keeps_no_other_run_from_going_on(tmp_path):
+    """At boot, a folder that cannot be read is named and passed over."""
+    broken = tmp_path / "results" / "broken"
+    broken.mkdir(parents=True)
+    (broken / "events.jsonl").write_text("not an event\nnor this\n")
+
+    done = worlds.bisect("resume", "--if-unfinished", cwd=tmp_path)
+
+    assert done.returncode == 0
+    assert "broken" in done.stderr
+
+
 @pytest.mark.usefixtures("finished")
 def test_resuming_a_finished_run_repeats_its_answer(tmp_path):
     """Nothing is started; the answer and its exit code are the same."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -40,3 +42,20 @@ def test_no_module_has_grown_beyond_a_sitting():
     """No module is above 600 lines."""
     long = [path for path in (ROOT / "bisect").rglob("*.py") if len(path.read_text().splitlines()) > 600]
     assert long == []
+
+
+def test_the_lock_has_every_dependency_with_hashes_and_names_no_host():
+    """`make test` on a fresh machine installs everything from the lock, from whatever index that machine uses."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
+    lock = (ROOT / "requirements.lock").read_text()
+    pinned = set(re.findall(r"^([a-z0-9.-]+)==", lock, re.MULTILINE))
+
+    names = {
+        re.split(r"[<>=!~\[; ]", text, maxsplit=1)[0].lower().replace("_", "-").replace(".", "-") for text in wanted
+    }
+
+    assert names <= pinned
+    assert "://" not in lock
+    for entry in re.split(r"\n(?=[a-z])", lock.strip()):
+        assert "--hash=sha256:" in entry

@@ -47,7 +47,10 @@ def resolve(
             )
         else:
             for row in rows:
-                typer.echo(f"{row.name:20} {row.digest or 'NOT RESOLVED: ' + str(row.error)}")
+                if row.error is None:
+                    common.say(f"{row.name:20} {row.digest}")
+                else:
+                    typer.echo(f"error: {row.name}: {row.error}", err=True)
             if not rows:
                 typer.echo("every build has its full digest already")
         raise typer.Exit(code)

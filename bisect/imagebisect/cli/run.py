@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from imagebisect.cli import common, going
+from imagebisect.errors import UsageError
+
+if TYPE_CHECKING:
+    from imagebisect.ledger import RunFolder
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("run")(run)
     app.command("resume")(resume)
+
+
+def _is_probe(folder: RunFolder) -> bool:
+    starts = folder.load().starts
+    return folder.run_id.startswith("probe-") or any(start.intended.purpose == "probe" for start in starts)
+
+
+def _unfinished(results: Path) -> list[RunFolder]:
+    """Searches without their answer, oldest first; a ledger that cannot be read is passed over and named."""
+    from imagebisect import ledger
+
+    found = []
+    for folder in ledger.runs(results):
+        try:
+            if folder.load().finished is None and not _is_probe(folder):
+                found.append(folder)
+        except UsageError as error:
+            typer.echo(f"passed over: {error.what} ({error.where})", err=True)
+    return found
 
 
 def run(
@@ -61,7 +85,7 @@ def resume(
         from imagebisect import ledger
 
         if if_unfinished and run_name is None:
-            unfinished = [folder for folder in ledger.runs(results) if folder.load().finished is None]
+            unfinished = _unfinished(results)
             if not unfinished:
                 if as_json:
                     common.print_json({"schema": 1, "exit_code": 0, "reason": "nothing_to_resume"})
@@ -71,5 +95,7 @@ def resume(
             folder = unfinished[-1]
         else:
             folder = ledger.find(results, run_name)
+            if _is_probe(folder):
+                raise UsageError(f"{folder.run_id} is a probe: it is not resumed", next_step="`bisect probe` it again")
         state = going.go(folder, as_json=as_json, quiet=quiet)
         raise typer.Exit(going.answer(folder, state, as_json=as_json))
