@@ -44,8 +44,8 @@ def host_info(cards: Sequence[CardMemory] = (), *, gpu_source: str = "none") -> 
 
 
 def fingerprint(host: dict[str, JsonValue]) -> str:
-    """A hash of what makes measurements of two hosts comparable."""
-    kept = {key: value for key, value in host.items() if key not in ("python", "gpu_source")}
+    """A hash of what makes measurements of two hosts comparable: the CPU and the cards, each by its UUID."""
+    kept = {key: host.get(key) for key in ("cpu", "cpus", "architecture", "gpus")}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 

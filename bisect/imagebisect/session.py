@@ -15,6 +15,7 @@ from imagebisect import __version__, ledger
 from imagebisect.domain import (
     Failure,
     Identity,
+    JsonValue,
     Plan,
     SimulatedSource,
     Status,
@@ -39,7 +40,7 @@ from imagebisect.outcome import MAX_RETRIES, Cause, is_own, is_transient, stops
 from imagebisect.progress import Decided, Noted, Progress, Pulling, RunBegan
 from imagebisect.runtime.base import Runtime
 from imagebisect.search import Probe, decide, results, starts_left
-from imagebisect.start import Bench, run_start
+from imagebisect.start import Bench, compress_log, run_start
 from imagebisect.state import (
     BuildPresent,
     Event,
@@ -182,7 +183,26 @@ class Session:
         for removed in self.runtime.reap(self.folder.run_id):
             self.progress.emit(Noted(text=f"removed a leftover of this run: {removed}"))
         if self.state.starts or self.state.stopped or self.state.identities:
+            self.check_same_host()
+            for log in sorted(self.folder.path.glob("starts/*/server.log")):
+                compress_log(log)
             self.record(Resumed(at=utc_now()))
+
+    def check_same_host(self) -> None:
+        """Refuse to go on where the measurements so far say nothing: other hardware, or another model."""
+        then = self.state.created
+        now = fingerprint(_host(self.state.plan, self.folder.path))
+        if then.host.get("fingerprint") not in (None, now) and not _simulated(self.state.plan):
+            raise UsageError(
+                "this run began on other hardware (CPU or cards); measurements of two hosts are never compared",
+                next_step="go on where it began, or start a new run here",
+            )
+        model = model_fingerprint(self.state.plan.suite.model)
+        if model != then.model_fingerprint:
+            raise UsageError(
+                "the model folder is not what it was when the run began (config.json, or a file's name or size)",
+                next_step="put the model back, or start a new run",
+            )
 
     def make_present(self, build: int) -> Identity | None:
         """Pull a build; None when that is the build's own failure (recorded)."""
@@ -317,11 +337,15 @@ class Session:
             raise
 
 
+def _simulated(plan: Plan) -> bool:
+    return isinstance(plan.builds[0].source, SimulatedSource)
+
+
 def _gpu_uuids(plan: Plan, folder: RunFolder) -> tuple[str, ...]:
     """The cards to lock: none for simulated builds, whose cards are the run's own."""
     from imagebisect.measure import gpu
 
-    if isinstance(plan.builds[0].source, SimulatedSource):
+    if _simulated(plan):
         return ()
     uuids: set[str] = set()
     for server in plan.suite.servers:
@@ -330,12 +354,17 @@ def _gpu_uuids(plan: Plan, folder: RunFolder) -> tuple[str, ...]:
     return tuple(uuids)
 
 
-def create(plan: Plan, results_folder: Path, *, name: str | None = None) -> RunFolder:
-    """A new run's folder with its first event. Starts nothing."""
+def _host(plan: Plan, folder: Path) -> dict[str, JsonValue]:
+    """This host, with the cards of the suite's first server."""
     from imagebisect.measure import gpu
 
-    probe = gpu.choose(plan.suite.servers[0], plan.builds[0].source.kind, plan.suite.gpu_probe, results_folder)
-    host = host_info(probe.read(), gpu_source=probe.source)
+    reader = gpu.choose(plan.suite.servers[0], plan.builds[0].source.kind, plan.suite.gpu_probe, folder)
+    return host_info(reader.read(), gpu_source=reader.source)
+
+
+def create(plan: Plan, results_folder: Path, *, name: str | None = None) -> RunFolder:
+    """A new run's folder with its first event. Starts nothing."""
+    host = _host(plan, results_folder)
     host["fingerprint"] = fingerprint(host)
     return ledger.create(
         results_folder,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagebisect.domain import (
@@ -203,7 +204,7 @@ def run_start(
             seconds=ended.seconds,
         )
     )
-    compress_log(spec)
+    compress_log(spec.log_path)
     if error is not None:
         raise error
     return ended
@@ -213,20 +214,20 @@ def _exit_facts(spec: StartSpec) -> dict[str, str]:
     return {"log": f"starts/{spec.start_id}/server.log.gz"}
 
 
-def compress_log(spec: StartSpec) -> None:
+def compress_log(log: Path) -> None:
     """Replace a start's log by its gzip; a log that cannot be compressed stays as it is."""
     import gzip
     import shutil
 
-    if not spec.log_path.is_file():
+    if not log.is_file():
         return
-    packed = spec.log_path.with_name("server.log.gz")
-    partial = packed.with_name("server.log.gz.partial")
+    packed = log.with_name("server.log.gz")
+    partial = log.with_name("server.log.gz.partial")
     try:
-        with spec.log_path.open("rb") as source, gzip.open(partial, "wb", compresslevel=6) as sink:
+        with log.open("rb") as source, gzip.open(partial, "wb", compresslevel=6) as sink:
             shutil.copyfileobj(source, sink)
         partial.replace(packed)
-        spec.log_path.unlink()
+        log.unlink()
     except OSError:
         partial.unlink(missing_ok=True)
 

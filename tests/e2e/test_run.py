@@ -50,17 +50,40 @@ def test_nothing_planted_is_not_found(tmp_path):
     assert all(not build["starts"] for build in report["builds"][1:-1])
 
 
+def cut_in_half(run, *, change=("", "")):
+    """Make a finished run one that was killed half-way; `change` replaces text of what it was told."""
+    ledger = run / "events.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    half = lines[: len(lines) // 2]
+    half[0] = half[0].replace(*change) if change[0] else half[0]
+    ledger.write_text("".join(half))
+
+
+def test_a_changed_model_is_not_measured_on(tmp_path):
+    """A run whose model folder changed meanwhile is not gone on with."""
+    model = tmp_path / "m"
+    model.mkdir()
+    (model / "config.json").write_text('{"vocab_size": 50000}')
+    text = worlds.SUITE.replace("schema: 1\n", "schema: 1\nmodel: {path: m, at: /models/m}\n")
+    images, suite = worlds.write(tmp_path, worlds.planted(2, slow_from=1, hungry_from=9), text)
+    first = worlds.bisect("run", "--images", str(images), "--suite", str(suite), "--name", "r", cwd=tmp_path)
+    assert first.returncode == 10, first.stderr
+    cut_in_half(tmp_path / "results" / "r")
+    (model / "config.json").write_text('{"vocab_size": 50001}')
+
+    resumed = worlds.bisect("resume", "r", "--json", cwd=tmp_path)
+
+    assert resumed.returncode == 2, resumed.stderr
+    assert "the model folder is not what it was" in json.loads(resumed.stdout)["message"]
+
+
 def test_a_changed_flag_within_a_run_stops_it(tmp_path):
     """A start that differs from the others by more than the build is refused before it is made."""
     images, suite = worlds.write(tmp_path, worlds.planted(4, slow_from=2, hungry_from=9))
     arguments = ("run", "--images", str(images), "--suite", str(suite), "--name", "r", "--json")
     first = worlds.bisect(*arguments, "--results", "results", cwd=tmp_path)
     assert first.returncode == 10, first.stderr
-    ledger = tmp_path / "results" / "r" / "events.jsonl"
-    lines = ledger.read_text().splitlines(keepends=True)
-    half = [line for line in lines if '"event":"run_finished"' not in line][: len(lines) // 2]
-    half[0] = half[0].replace("--max-num-seqs=4", "--max-num-seqs=5")
-    ledger.write_text("".join(half))
+    cut_in_half(tmp_path / "results" / "r", change=("--max-num-seqs=4", "--max-num-seqs=5"))
 
     resumed = worlds.bisect("resume", "r", "--results", "results", cwd=tmp_path)
 

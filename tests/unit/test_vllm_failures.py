@@ -145,7 +145,7 @@ ROOTS = [
         Cause.GPU_BUSY,
     ),
     ("ValueError: Free memory on device (14.10/15.51 GiB) on startup is less than desired GPU memory", Cause.GPU_BUSY),
-    ("AssertionError: Error in memory profiling. Initial free memory 1, current free memory 2.", Cause.GPU_BUSY),
+    ("AssertionError: Error in memory profiling. Initial free memory 1, current free memory 2.", Cause.GPU_UNSTEADY),
     (
         (
             "ValueError: To serve at least one request with the models's max seq len (188160), (3.05 GiB KV cache is needed, "

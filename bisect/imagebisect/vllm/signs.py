@@ -65,7 +65,7 @@ SIGNS: tuple[Sign, ...] = (
         "{device} had only {free} of {total} GiB free when the server started",
     ),
     _sign(
-        Cause.GPU_BUSY,
+        Cause.GPU_UNSTEADY,
         r"Error in memory profiling\. Initial free memory",
         "another process freed GPU memory while vLLM measured it",
     ),
