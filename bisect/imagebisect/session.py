@@ -318,10 +318,17 @@ class Session:
             if doubt is not None:
                 self.doubt_host(doubt)
                 continue
+            before = question(self.state)
             probe = self.next_probe()
             if probe is None:
                 break
             self.do(probe)
+            if question(self.state) == before:
+                raise EnvironmentFault(
+                    f"a start of {self.state.plan.builds[probe.build].name} says nothing about any target",
+                    where=f"start {self.state.starts[-1].intended.start_id}, see its log in {self.folder.path}",
+                    next_step="look for the cause there; then `bisect resume`",
+                )
         code, _ = exit_code_of(results(self.state), {t.name: t.role for t in self.state.plan.suite.targets})
         self.record(RunFinished(at=utc_now(), exit_code=code))
 

@@ -23,7 +23,7 @@ from imagebisect.domain import (
     Server,
 )
 from imagebisect.errors import EnvironmentFault, Interrupted, StartFailed, UsageError
-from imagebisect.outcome import Cause
+from imagebisect.outcome import Cause, is_transient, stops
 from imagebisect.progress import PhaseBegan, Progress
 from imagebisect.progress import StartEnded as StartEndedProgress
 from imagebisect.runtime.base import Running, Runtime, StartSpec
@@ -289,7 +289,12 @@ def _use(
         bench.record(Measured(start_id=spec.start_id, measurement=measurement))
         failure = measurement.failure
         # a stuck server answers nothing more: the scenarios left would each wait for their deadline
-        if failure is not None and (failure.cause == Cause.STUCK or running.exit_state() is not None):
+        if failure is not None and (
+            failure.cause == Cause.STUCK
+            or stops(failure.cause)
+            or is_transient(failure.cause)
+            or running.exit_state() is not None
+        ):
             return failure
     bench.progress.emit(PhaseBegan(build=build.name, server=server.name, phase="stop"))
     return None
