@@ -7,6 +7,7 @@ broken anywhere else is an error with its place. Locks are the kernel's (flock),
 from __future__ import annotations
 
 import datetime as dt
+import json
 import os
 import re
 import secrets
@@ -16,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
@@ -34,8 +36,8 @@ def _adapter() -> TypeAdapter[Event]:
 
 
 def utc_now() -> str:
-    """The wall clock in UTC, to the second, ISO 8601."""
-    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    """The wall clock in UTC, to the millisecond, ISO 8601."""
+    return dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,15 @@ class RunFolder:
     def exists(self) -> bool:
         """Whether there is a ledger."""
         return self.events_path.is_file()
+
+    def created(self) -> tuple[str, str]:
+        """When the run was created (UTC), and its name; a ledger without a beginning counts as the oldest."""
+        try:
+            with self.events_path.open("rb") as stream:
+                first = json.loads(stream.readline())
+            return str(first["started"]), self.run_id
+        except (OSError, ValueError, KeyError, TypeError):
+            return "", self.run_id
 
     def append(self, event: Event) -> None:
         """Write one event and wait until it is on disk. EnvironmentFault when it cannot be written."""
@@ -169,6 +180,7 @@ def create(
     model_fingerprint: str,
     tool_version: str,
     name: str | None = None,
+    purpose: Literal["search", "probe"] = "search",
 ) -> RunFolder:
     """Make a run's folder and write its first event. UsageError when the name is taken or unusable."""
     if name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", name):
@@ -202,6 +214,7 @@ def create(
             plan=plan,
             host=host,
             model_fingerprint=model_fingerprint,
+            purpose=purpose,
         )
     )
     for path in (folder.path, results):
@@ -214,11 +227,11 @@ def create(
 
 
 def runs(results: Path) -> tuple[RunFolder, ...]:
-    """All runs of a results folder, oldest first by the time of their first event."""
+    """All runs of a results folder, oldest first by when they were created."""
     if not results.is_dir():
         return ()
     found = [RunFolder(path.parent) for path in results.resolve().glob(f"*/{EVENTS}")]
-    return tuple(sorted(found, key=lambda folder: (folder.path.stat().st_ctime_ns, folder.run_id)))
+    return tuple(sorted(found, key=lambda folder: folder.created()))
 
 
 def find(results: Path, name: str | None) -> RunFolder:
@@ -238,4 +251,4 @@ def find(results: Path, name: str | None) -> RunFolder:
         raise UsageError(
             f"there is no run in {results}", next_step="start one with `bisect run`, or name --results DIR"
         )
-    return max(found, key=lambda folder: folder.events_path.stat().st_mtime_ns)
+    return found[-1]

@@ -264,7 +264,10 @@ def _anchors(t: _Target) -> Standing | None:
     for build, end in ((ask.good, "good"), (ask.bad, "bad")):
         cause = _untestable_anchor(evidence, build)
         if cause is not None:
-            text = f"the {end} anchor {ask.names[build]} gives no measurement: {cause}"
+            text = (
+                f"the {end} anchor {ask.names[build]} gives no measurement: {cause}; choose another one with --{end}, "
+                "or change the suite so that it can be measured"
+            )
             return _ended(t, t.result(Status.UNTESTABLE_ANCHOR, cause, sentence=text))
     have = {build: len(evidence.values(build)) for build in (ask.good, ask.bad)}
     lacking = {

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from imagebisect import __version__, ledger
 from imagebisect.domain import (
@@ -369,10 +370,23 @@ def _host(plan: Plan, folder: Path) -> dict[str, JsonValue]:
     return host_info(reader.read(), gpu_source=reader.source)
 
 
-def create(plan: Plan, results_folder: Path, *, name: str | None = None) -> RunFolder:
-    """A new run's folder with its first event. Starts nothing."""
+def create(
+    plan: Plan, results_folder: Path, *, name: str | None = None, purpose: Literal["search", "probe"] = "search"
+) -> RunFolder:
+    """A new run's folder with its first event. Starts nothing.
+
+    A host that cannot start anything, or a results folder in use, is refused before anything is written.
+    """
+    from imagebisect import runtime
+
+    starter = runtime.for_builds(plan.builds)
+    for server in plan.suite.servers:
+        starter.check(server)
     host = _host(plan, results_folder)
     host["fingerprint"] = fingerprint(host)
+    if results_folder.is_dir():
+        with RunFolder(results_folder.resolve() / "new").lock():
+            pass
     return ledger.create(
         results_folder,
         plan,
@@ -380,6 +394,7 @@ def create(plan: Plan, results_folder: Path, *, name: str | None = None) -> RunF
         model_fingerprint=model_fingerprint(plan.suite.model),
         tool_version=__version__,
         name=name,
+        purpose=purpose,
     )
 
 
@@ -414,7 +429,7 @@ def probe(
     name: str | None = None,
 ) -> RunState:
     """One build, every scenario of the named servers once, in a run folder of its own. Judges nothing."""
-    folder = create(plan, results_folder, name=name)
+    folder = create(plan, results_folder, name=name, purpose="probe")
     state = folder.load()
     with folder.lock(_gpu_uuids(plan, folder)):
         session = Session(folder, state, stop=stop, progress=progress)

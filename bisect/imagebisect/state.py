@@ -35,6 +35,7 @@ class RunCreated:
     plan: Plan
     host: Mapping[str, JsonValue]
     model_fingerprint: str
+    purpose: Literal["search", "probe"] = "search"
 
 
 @dataclass(frozen=True, kw_only=True)

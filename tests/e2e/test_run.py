@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import worlds
+from imagebisect.ledger import RunFolder
 
 
 def by_target(report):
@@ -91,3 +92,23 @@ def test_a_changed_flag_within_a_run_stops_it(tmp_path):
     assert "--max-num-seqs=4" in resumed.stderr
     assert "--max-num-seqs=5" in resumed.stderr
     assert "Traceback" not in resumed.stderr
+
+
+def test_a_refused_run_leaves_no_folder(tmp_path):
+    """What cannot begin (results in use, no docker daemon) leaves nothing that a reboot would go on with."""
+    images, suite = worlds.write(tmp_path, worlds.planted(2, slow_from=1, hungry_from=9))
+    (tmp_path / "docker.yaml").write_text(
+        "schema: 1\nrepository: localhost:1/x\nbuilds:\n"
+        f"  - {{name: a, digest: 'sha256:{'1' * 64}'}}\n  - {{name: b, digest: 'sha256:{'2' * 64}'}}\n"
+    )
+    arguments = ("run", "--suite", str(suite), "--images")
+    (tmp_path / "results" / "held").mkdir(parents=True)
+    with RunFolder(tmp_path / "results" / "held").lock():
+        in_use = worlds.bisect(*arguments, str(images), "--name", "r", cwd=tmp_path)
+    no_docker = worlds.bisect(
+        *arguments, "docker.yaml", "--name", "d", cwd=tmp_path, DOCKER_HOST="unix:///nowhere/docker.sock"
+    )
+
+    assert (in_use.returncode, no_docker.returncode) == (2, 20)
+    assert "another run is using" in in_use.stderr
+    assert [path.name for path in (tmp_path / "results").iterdir() if path.is_dir()] == ["held"]

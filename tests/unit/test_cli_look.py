@@ -119,6 +119,8 @@ def test_marks_that_make_no_sense(tmp_path, call, named):
 
 def test_a_probe_is_not_resumed(tmp_path, stopped):
     """An interrupted probe does not become a search, neither by name nor at boot."""
+    ledger = stopped.events_path
+    ledger.write_text(ledger.read_text().replace('"purpose":"search"', '"purpose":"probe"', 1))
     stopped.path.rename(tmp_path / "results" / "probe-1")
 
     named = worlds.bisect("resume", "probe-1", cwd=tmp_path)

@@ -126,6 +126,8 @@ def test_overlays_are_applied_and_named_as_deltas(tmp_path):
         ("--only", '""', "is empty"),
         ("${PIN}", "${PINN}", "${PINN} is not declared"),
         ("ipc: host", "ipcs: host", "did you mean ipc?"),
+        ("prompt_tokens:", "promt_tokens:", "did you mean prompt_tokens?"),
+        ("N: 4", "HF_TOKEN: hf_x", "pass it by name with `pass_env`"),
         ("N: 4", "N: true", "expected text, found true (put it in quotes)"),
         ("schema: 1", "schema: 7", "schema"),
         ('path: "${MODEL}", at', 'path: "${MODEL}", hf_cache: {path: x, repo: y}, at', "either `path` or `hf_cache`"),

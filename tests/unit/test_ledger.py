@@ -80,6 +80,7 @@ def test_names_and_newest(tmp_path):
 
     assert {first.run_id, second.run_id} == {folder.run_id for folder in runs(tmp_path)}
     assert find(tmp_path, "one").run_id == "one"
+    first.append(RunStopped(at="now", exit_code=130, reason="interrupted", message="x"))
     assert find(tmp_path, None).run_id == "two"
     assert find(tmp_path, str(first.path)).run_id == "one"
     for name in ("one", "../evil", "Caps", ""):

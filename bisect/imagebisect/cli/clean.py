@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from imagebisect.cli import common
-from imagebisect.errors import EnvironmentFault
+from imagebisect.errors import EnvironmentFault, ExitCode
 
 
 def register(app: typer.Typer) -> None:
@@ -26,16 +26,18 @@ def clean(
     """
     with common.handled(as_json=as_json):
         found, notes = _look() if dry_run else _remove()
+        code = ExitCode.ENVIRONMENT if notes else ExitCode.NOTHING_REGRESSED
         if as_json:
             reason = "would_clean" if dry_run else "cleaned"
-            common.print_json({"schema": 1, "exit_code": 0, "reason": reason, "removed": found, "notes": notes})
-            return
+            common.print_json({"schema": 1, "exit_code": int(code), "reason": reason, "removed": found, "notes": notes})
+            raise typer.Exit(int(code))
         for text in found:
             common.say(f"{'would remove' if dry_run else 'removed'} {text}")
         for note in notes:
             typer.echo(f"not looked at: {note}", err=True)
         if not found:
-            common.say("nothing of ours is left")
+            common.say("nothing of ours is left" + (" among what could be looked at" if notes else ""))
+        raise typer.Exit(int(code))
 
 
 def _look() -> tuple[list[str], list[str]]:

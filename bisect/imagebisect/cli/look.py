@@ -59,14 +59,19 @@ def status(
             report["starts_left"] = starts_left(ask)
             common.print_json(report)
             return
+        if state.created.purpose == "probe":
+            typer.echo(terminal.render_probe(report) or "nothing was measured")
+            typer.echo(f"this is a probe of {folder.path}: it judges nothing and is not resumed")
+            return
         typer.echo(terminal.render(report, where=str(folder.path)))
         if state.finished is not None:
             typer.echo(f"finished {state.finished.at}")
             return
         if _is_going(folder):
             typer.echo("a process is working in this results folder now")
-        elif state.stopped is not None:
-            typer.echo(f"stopped {state.stopped.at}: {state.stopped.message}")
+            return
+        if state.stopped is None and state.starts:
+            typer.echo("its process ended without a word (killed, or the power went)")
         if probe is not None:
             typer.echo(
                 f"next: {ask.names[probe.build]} on {probe.server} ({probe.why}); at most {starts_left(ask)} starts left"

@@ -95,6 +95,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         lines = {}
         for build in plan.builds[plan.good : plan.bad + 1]:
             if build.name in missing:
+                lines[build.name] = "# not pinned to a digest yet: no start"
                 continue
             spec = StartSpec(
                 run_id="RUN",

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from imagebisect.cli import common, going
-from imagebisect.errors import ExitCode, UsageError
+from imagebisect.errors import BisectError, ExitCode, UsageError
 
 
 def register(app: typer.Typer) -> None:
@@ -59,14 +59,19 @@ def probe(
         def reap() -> None:
             runtime.for_builds((entry,)).reap(run_id)
 
-        state = going.watched(
-            lambda stop, progress: session.probe(
-                plan, entry.index, servers, results, stop=stop, progress=progress, name=run_id
-            ),
-            quiet=quiet,
-            folder=None,
-            kind=reap,
-        )
+        try:
+            state = going.watched(
+                lambda stop, progress: session.probe(
+                    plan, entry.index, servers, results, stop=stop, progress=progress, name=run_id
+                ),
+                quiet=quiet,
+                folder=None,
+                kind=reap,
+            )
+        except BisectError as error:
+            # a probe is begun anew, not resumed
+            error.next_step = error.next_step.replace("then `bisect resume`", f"then `bisect probe {build}` again")
+            raise
         report = build_report(state)
         starts = [start for b in report["builds"] for start in b["starts"]]
         missing = unmeasured(report)

@@ -21,8 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _is_probe(folder: RunFolder) -> bool:
-    starts = folder.load().starts
-    return folder.run_id.startswith("probe-") or any(start.intended.purpose == "probe" for start in starts)
+    return folder.load().created.purpose == "probe"
 
 
 def _unfinished(results: Path) -> list[RunFolder]:

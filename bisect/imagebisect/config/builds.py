@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from imagebisect.config.problems import Problems
 from imagebisect.config.schema import DIGEST, BuildEntry, BuildsFile
+from imagebisect.config.secrets import secret_names
 from imagebisect.config.yaml import PathIn, load
 from imagebisect.domain import (
     Build,
@@ -20,6 +21,7 @@ from imagebisect.domain import (
     Source,
     VenvSource,
 )
+from imagebisect.simulator.profile import ProfileError, from_mapping
 
 ENDS = 2
 """A bisection has at least a good and a bad end."""
@@ -72,6 +74,10 @@ def _build(
         return None
     overrides = None
     if entry.overrides is not None:
+        for name in secret_names(entry.overrides.env):
+            problems.add(
+                (*place, "overrides", "env", name), "looks like a secret; pass it by name (`pass_env` in the suite)"
+            )
         overrides = Overrides(env=dict(entry.overrides.env), args=tuple(entry.overrides.args))
     return Build(
         name=entry.name,
@@ -114,6 +120,11 @@ def _source(
         case "venv":
             return VenvSource(path=str((base / Path(entry.venv or "").expanduser()).resolve()))
         case "simulated":
+            try:
+                from_mapping(entry.simulated or {})
+            except ProfileError as error:
+                problems.add((*place, "simulated"), str(error))
+                return None
             return SimulatedSource(profile=entry.simulated or {})
     return _image(entry, place, repository, problems)
 

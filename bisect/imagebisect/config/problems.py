@@ -98,30 +98,31 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
 
 def _keys_beside(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
     """The keys that a model knows where an unknown one stands."""
-    current: Any = model
+    current = [model]
     for part in loc[:-1]:
         current = _descend(current, part)
-    fields = getattr(current, "model_fields", None) or {}
-    return [field.alias or name for name, field in fields.items()]
+    return [field.alias or name for found in current for name, field in found.model_fields.items()]
 
 
-def _descend(model: Any, part: int | str) -> Any:
-    fields = getattr(model, "model_fields", None)
-    if fields:
-        for name, field in fields.items():
+def _descend(models: list[type[BaseModel]], part: int | str) -> list[type[BaseModel]]:
+    """The models one step further down a location: a field's, or of several the one with this `kind`."""
+    of_kind = [model for model in models if part in _kinds(model)]
+    if len(models) > 1 and of_kind:
+        return of_kind
+    for model in models:
+        for name, field in model.model_fields.items():
             if part in (name, field.alias):
                 return _inner(field.annotation)
-        return model
-    return model
+    return models
 
 
-def _inner(annotation: Any) -> Any:
-    """The model inside list[...], dict[str, ...], ... | None."""
-    arguments = getattr(annotation, "__args__", ())
+def _kinds(model: type[BaseModel]) -> tuple[Any, ...]:
+    field = model.model_fields.get("kind")
+    return getattr(field.annotation, "__args__", ()) if field is not None else ()
+
+
+def _inner(annotation: Any) -> list[type[BaseModel]]:
+    """The models inside list[...], dict[str, ...], unions."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for argument in reversed(arguments):
-        found = _inner(argument)
-        if found is not None:
-            return found
-    return None
+        return [annotation]
+    return [model for argument in getattr(annotation, "__args__", ()) for model in _inner(argument)]

@@ -22,6 +22,7 @@ from imagebisect.config.schema import (
     SuiteFile,
     TargetEntry,
 )
+from imagebisect.config.secrets import secret_names
 from imagebisect.config.yaml import Document, PathIn, load
 from imagebisect.domain import (
     Deadlines,
@@ -131,6 +132,11 @@ def _server(
             problems.add((*place, "args"), f"argument {position + 1} is empty")
         elif arg.partition("=")[0] in _OWN_FLAGS:
             problems.add((*place, "args"), f"{arg.partition('=')[0]} is set by bisect for each start; remove it")
+    for key, owner in ((place, entry), (("base",), base)):
+        for secret in secret_names(owner.env):
+            problems.add((*key, "env", secret), "looks like a secret: pass it by name with `pass_env`, never by value")
+    for secret in secret_names(envs):
+        problems.add(place, f"--env {secret}=... looks like a secret: pass it by name with `pass_env`, never by value")
     mounts = entry.mounts if entry.mounts is not None else (base.mounts or [])
     options = given.get("docker") or {}
     for option in options:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,7 +91,7 @@ def _start(start: StartRecord) -> dict[str, Any]:
 
 def probed(plan: Plan, found: TargetResult) -> tuple[int, int, int]:
     """(builds with a verdict, builds in range, longest stretch without one) of one target."""
-    verdicts = {summary.build for summary in found.builds if summary.values or summary.marked}
+    verdicts = {summary.build for summary in found.builds if summary.values}
     verdicts |= {plan.good, plan.bad}
     longest = stretch = 0
     for build in range(plan.good, plan.bad + 1):
@@ -145,6 +146,7 @@ def _target(state: RunState, target: Target, found: TargetResult) -> dict[str, A
             }
             for step in found.steps
         ],
+        "marked": [names[s.build] for s in found.builds if s.marked],
         "values": {names[s.build]: list(s.values) for s in found.builds if s.values},
     }
 
@@ -215,7 +217,7 @@ def build_report(state: RunState) -> dict[str, Any]:
     code, reason = exit_code(state)
     plan = state.plan
     by_name = {result.target: result for result in found}
-    judged = any(start.intended.purpose != "probe" for start in state.starts) or not state.starts
+    judged = state.created.purpose != "probe"
     over = [start for start in state.starts if start.outcome is not None]
     reps = [rep for start in over for measurement in start.measurements for rep in measurement.reps]
     report = {
@@ -227,7 +229,9 @@ def build_report(state: RunState) -> dict[str, Any]:
             "id": state.created.run_id,
             "suite": _suite(plan),
             "started": state.created.started,
+            "purpose": state.created.purpose,
             "finished": state.finished.at if state.finished else None,
+            "stopped": f"{state.stopped.at}: {state.stopped.message}" if state.stopped and not state.finished else None,
             "tool_version": state.created.tool_version,
             "model_fingerprint": state.created.model_fingerprint,
             "host": _host(state.created.host),
@@ -237,6 +241,7 @@ def build_report(state: RunState) -> dict[str, Any]:
             "warmup_reps": sum(rep.warmup for rep in reps),
             "invalid_reps": sum(_spoiled(measurement) for start in over for measurement in start.measurements),
             "images": len({state.identities[b].id for b in state.identities}),
+            "builds_started": len({start.intended.build for start in over}),
             "pulled_bytes": sum(identity.pulled_bytes for identity in state.identities.values()),
             "start_seconds": sum(start.seconds for start in over),
             "resumed": len(state.resumed),
@@ -250,7 +255,10 @@ def build_report(state: RunState) -> dict[str, Any]:
     written: dict[str, str] = {}
     for env in (*(s.env for s in plan.suite.servers), *(b.overrides.env for b in plan.builds if b.overrides)):
         written |= env
-    scrubbed: dict[str, Any] = Scrubber(pass_env, written=written).value(report)
+    places = {sys.prefix: "<env>"}
+    if plan.suite.model is not None:
+        places[plan.suite.model.path] = "<model>"
+    scrubbed: dict[str, Any] = Scrubber(pass_env, written=written, places=places).value(report)
     return scrubbed
 
 

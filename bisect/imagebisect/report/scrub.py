@@ -31,7 +31,7 @@ class Scrubber:
     """Replaces what must not leave this host.
 
     `pass_env` names variables of `environ` whose values are secrets; `written` are variables that a file sets, of
-    which those with a telling name are.
+    which those with a telling name are. `places` are folders of this host and what a reader is to see instead.
     """
 
     def __init__(
@@ -39,11 +39,13 @@ class Scrubber:
         pass_env: Iterable[str] = (),
         environ: Mapping[str, str] = os.environ,
         written: Mapping[str, str] | None = None,
+        places: Mapping[str, str] | None = None,
     ) -> None:
         secrets = {environ[name] for name in pass_env if name in environ}
         for known in (environ, written or {}):
             secrets |= {value for name, value in known.items() if _SECRET_NAME.search(name)}
         self._exact = sorted((value for value in secrets if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
+        self._places = sorted((places or {}).items(), key=lambda pair: -len(pair[0]))
         self._words: list[tuple[re.Pattern[str], str]] = []
         home = environ.get("HOME") or str(Path.home())
         if len(home) >= _SHORTEST and home != "/root":  # containers have a /root of their own
@@ -57,6 +59,8 @@ class Scrubber:
         """One text without them."""
         for value in self._exact:
             text = text.replace(value, "***")
+        for path, stands_for in self._places:
+            text = text.replace(path, stands_for)
         for pattern, stands_for in self._words:
             text = pattern.sub(stands_for, text)
         text = _TOKEN.sub("***", text)

@@ -14,6 +14,9 @@ def render(report: dict[str, Any], *, where: str | None = None) -> str:
     if report["simulated"]:
         lines.append("Simulated builds: this shows how the tool works, it is no measurement of any vLLM.")
         lines.append("")
+    if run["finished"] is None and run["purpose"] == "search":
+        lines.append("UNFINISHED" + (f", stopped {run['stopped']}" if run["stopped"] else ""))
+        lines.append("")
     for target in report["targets"]:
         lines += _target(target)
         lines.append("")
@@ -32,8 +35,9 @@ def _target(target: dict[str, Any]) -> list[str]:
     watch = "  [watch]" if target["role"] == "watch" else ""
     lines = [f"{target['name']}: {(target['status'] or 'open').upper()} - {wording.headline(target)}{watch}"]
     if target["first_bad"] is not None:
-        lines.append(f"  last good  {_named(target['last_good'])}")
-        lines.append(f"  first bad  {_named(target['first_bad'])}")
+        ended = target["status"] is not None
+        lines.append(f"  {'last good' if ended else 'good so far'}  {_named(target['last_good'])}")
+        lines.append(f"  {'first bad' if ended else 'bad so far '}  {_named(target['first_bad'])}")
     lines.append(f"  {target['metric']}: {wording.change(target)}")
     if target["status"] in ("narrowed", "inconsistent") and len(target["suspects"]) > 1:
         lines.append("  suspects   " + ", ".join(build["name"] for build in target["suspects"]))
@@ -61,10 +65,17 @@ def _table(report: dict[str, Any]) -> list[str]:
         causes = list(dict.fromkeys(start["cause"] for start in build["starts"] if start["cause"]))
         if build["pull_failure"]:
             causes.append("pull_failed")
-        verdicts = [build["verdicts"].get(name) or "." for name in names]
+        verdicts = [
+            (build["verdicts"].get(target["name"]) or ".") + ("*" if build["name"] in target["marked"] else "")
+            for target in report["targets"]
+        ]
         rows.append([build["name"], *verdicts, str(len(build["starts"])), ", ".join(causes)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    by_hand = any(target["marked"] for target in report["targets"])
+    note = ["* set by hand, not measured"] if by_hand else []
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ] + note
 
 
 def render_probe(report: dict[str, Any]) -> str:

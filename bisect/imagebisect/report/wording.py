@@ -78,10 +78,15 @@ def started(report: dict[str, Any]) -> str:
     return "Each start was a fresh process of the stand-in server"
 
 
+def builds(count: int) -> str:
+    """`1 build`, `5 builds`."""
+    return f"{count} build{'' if count == 1 else 's'}"
+
+
 def effort(run: dict[str, Any]) -> str:
     """What the answer cost."""
     return (
-        f"{run['starts']} starts, {run['reps']} timed reps ({run['invalid_reps']} invalid), {run['images']} builds, "
+        f"{run['starts']} starts, {run['reps']} timed reps ({run['invalid_reps']} invalid), {builds(run['builds_started'])}, "
         f"{size(run['pulled_bytes'])} pulled, {duration(run['start_seconds'])} in starts"
     )
 
@@ -89,6 +94,8 @@ def effort(run: dict[str, Any]) -> str:
 def headline(target: dict[str, Any]) -> str:
     """A target's status in words, with its reason."""
     text = HEADLINES.get(target["status"], str(target["status"]))
+    if target["status"] is None:
+        return "not decided yet"
     reason = target["reason"]
     return f"{text} ({REASONS.get(reason, reason)})" if reason else text
 
