@@ -144,6 +144,22 @@ def test_errors_have_a_place_a_key_and_what_was_expected(tmp_path, old, new, exp
     assert all(problem.split(":")[0].isdigit() and problem.split(":")[1].isdigit() for problem in found)
 
 
+def test_problems_of_shape_and_of_meaning_are_told_together(tmp_path):
+    """A misspelt key in one scenario hides neither an unknown server in another nor a bad target."""
+    text = (
+        SUITE.replace("deadline: 20m", "dedline: 20m")
+        .replace("decode: {on: bt4096", "decode: {on: bt1")
+        .replace("floor: 10%", "floor: x")
+        .replace("metric: oom.survived", "metric: oom.lived")
+    )
+    found = problems(tmp_path, text)
+
+    assert len(found) == 3, found  # the target of the misspelt scenario waits for it
+    assert "dedline" in found[0]
+    assert "expected a server" in found[1]
+    assert "oom.lived" in found[2]
+
+
 def test_unset_variables_say_how_to_set_them(tmp_path):
     """Each of the ways, and what the variable is."""
     found = problems(tmp_path, SUITE, sets={})

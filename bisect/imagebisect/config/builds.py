@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
-from imagebisect.config.problems import Problems
+from imagebisect.config.problems import Problems, prune
 from imagebisect.config.schema import DIGEST, BuildEntry, BuildsFile
 from imagebisect.config.secrets import secret_names
 from imagebisect.config.yaml import PathIn, load
@@ -36,26 +37,40 @@ def load_builds(path: Path) -> tuple[Build, ...]:
     """
     document = load(path)
     problems = Problems(document)
-    try:
-        file = BuildsFile.model_validate(document.data)
-    except ValidationError as error:
-        problems.add_validation(error, BuildsFile)
-        problems.raise_any()
-        raise
-    if len(file.builds) < ENDS:
-        found = "the list is empty" if not file.builds else "there is only one build"
+    repository, entries = _entries(document.data, problems)
+    if len(document.data.get("builds") or []) < ENDS:
+        found = "the list is empty" if not entries else "there is only one build"
         problems.add(("builds",), f"{found}; a bisection needs a good and a bad end")
         problems.raise_any()
     builds: list[Build] = []
-    for index, entry in enumerate(file.builds):
-        build = _build(entry, index, builds, file.repository, problems, base=path.parent)
+    for index, entry in entries.items():
+        build = _build(entry, index, builds, repository, problems, base=path.parent)
         if build is not None:
             builds.append(replace(build, location=document.at(("builds", index))))
-    _check_names(file, problems)
+    _check_names(entries, problems)
     problems.raise_any()
     _check_list(builds, problems)
     problems.raise_any()
     return tuple(builds)
+
+
+def _entries(data: Any, problems: Problems) -> tuple[str | None, dict[int, BuildEntry]]:
+    """The file's repository and its well-formed entries by position; the others are noted as problems."""
+    try:
+        file = BuildsFile.model_validate(data)
+    except ValidationError as error:
+        problems.add_validation(error, BuildsFile)
+        rest = {**data, "builds": list(data["builds"]) if isinstance(data.get("builds"), list) else None}
+        if not prune(rest, error):
+            problems.raise_any()
+        kept = {index: entry for index, entry in enumerate(rest["builds"]) if entry is not None}
+        try:
+            file = BuildsFile.model_validate({**rest, "builds": list(kept.values())})
+        except ValidationError:
+            problems.raise_any()
+            raise
+        return file.repository, dict(zip(kept, file.builds, strict=True))
+    return file.repository, dict(enumerate(file.builds))
 
 
 def _build(
@@ -110,6 +125,9 @@ def _source(
     match kind:
         case "same_as":
             other = next((build for build in earlier if build.name == entry.same_as), None)
+            written = [e.get("name") for e in problems.document.data["builds"][: place[1]] if isinstance(e, dict)]
+            if other is None and entry.same_as in written:
+                return None  # that one has a problem of its own
             if other is None:
                 names = ", ".join(build.name for build in earlier) or "none"
                 problems.add(
@@ -151,9 +169,9 @@ def _image(entry: BuildEntry, place: PathIn, repository: str | None, problems: P
     return ImageSource(repository=repository, digest=digest, tag=entry.tag, digest_prefix=prefix)
 
 
-def _check_names(file: BuildsFile, problems: Problems) -> None:
+def _check_names(entries: dict[int, BuildEntry], problems: Problems) -> None:
     seen: dict[str, int] = {}
-    for index, entry in enumerate(file.builds):
+    for index, entry in entries.items():
         if entry.name in seen:
             problems.add(
                 ("builds", index, "name"), f"the name {entry.name} stands twice (also build {seen[entry.name]})"

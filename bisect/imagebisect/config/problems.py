@@ -80,6 +80,22 @@ class Problems:
         return tuple(path)
 
 
+def prune(data: Any, error: ValidationError) -> bool:
+    """Take out of `data` the entries (two levels deep) that pydantic refused, so that the rest can be looked at too.
+
+    False when something else than an entry was refused.
+    """
+    for item in error.errors(include_url=False):
+        match item["loc"]:
+            case (section, entry, *_) if isinstance(data.get(section), dict):
+                data[section].pop(entry, None)
+            case (section, int(entry), *_) if isinstance(data.get(section), list):
+                data[section][entry] = None
+            case _:
+                return False
+    return True
+
+
 def dotted(path: PathIn) -> str:
     """A key path as text: `servers.bt4096.args[2]`."""
     text = ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from imagebisect.config import variables
-from imagebisect.config.problems import Problems
+from imagebisect.config.problems import Problems, prune
 from imagebisect.config.schema import (
     NAME,
     DecodeEntry,
@@ -68,11 +68,16 @@ def load_suite(
         file = SuiteFile.model_validate(data)
     except ValidationError as error:
         problems.add_validation(error, SuiteFile)
-        problems.raise_any()
-        raise
+        if not prune(data, error):
+            problems.raise_any()
+        try:
+            file = SuiteFile.model_validate(data)
+        except ValidationError:
+            problems.raise_any()
+            raise
     for section in ("servers", "scenarios", "targets"):
         entries = getattr(file, section)
-        if not entries:
+        if not document.data.get(section):
             problems.add((section,), "is empty")
         for name in entries:
             if not re.fullmatch(NAME, name) or "." in name:
@@ -81,7 +86,8 @@ def load_suite(
         _server(name, file.base, entry, problems, add_args=add_args, envs=envs or {})
         for name, entry in file.servers.items()
     )
-    scenarios = tuple(_scenario(name, entry, problems, servers) for name, entry in file.scenarios.items())
+    written = list(document.data["servers"])
+    scenarios = tuple(_scenario(name, entry, problems, written) for name, entry in file.scenarios.items())
     targets = tuple(
         target
         for name, entry in file.targets.items()
@@ -176,8 +182,7 @@ def _server(
     return server
 
 
-def _scenario(name: str, entry: ScenarioEntry, problems: Problems, servers: tuple[Server, ...]) -> Scenario:
-    known = [server.name for server in servers]
+def _scenario(name: str, entry: ScenarioEntry, problems: Problems, known: list[str]) -> Scenario:
     if entry.on not in known:
         problems.add(("scenarios", name, "on"), f"expected a server ({', '.join(known)}), found {entry.on!r}")
     concurrency = getattr(entry, "concurrency", ())
@@ -217,6 +222,8 @@ def _target(name: str, entry: TargetEntry, problems: Problems, scenarios: tuple[
     place: PathIn = ("targets", name)
     scenario_name, _, metric_name = entry.metric.partition(".")
     scenario = next((s for s in scenarios if s.name == scenario_name), None)
+    if scenario is None and scenario_name in problems.document.data["scenarios"]:
+        return None  # it has a problem of its own
     if scenario is None:
         known = ", ".join(s.name for s in scenarios)
         problems.add(
