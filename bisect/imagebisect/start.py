@@ -177,12 +177,13 @@ def run_start(
     )
     began = time.monotonic()
     failure: Failure | None = None
+    seen: list[Measurement] = []
     error: BaseException | None = None
     spec.start_folder.mkdir(parents=True, exist_ok=True)
     try:
         bench.progress.emit(PhaseBegan(build=build.name, server=server.name, phase="create"))
         with bench.runtime.start(spec, rendered) as running:
-            failure = _use(bench, state, probe, running=running, cards=cards, baseline=baseline)
+            failure = _use(bench, state, probe, running=running, cards=cards, baseline=baseline, seen=seen)
     except StartFailed as failed:
         failure = failed.failure
     except EnvironmentFault as fault:
@@ -200,7 +201,7 @@ def run_start(
             build=build.name,
             server=server.name,
             cause=failure.cause if failure else None,
-            message=failure.message if failure else "",
+            message=failure.message if failure else in_short(state, seen),
             seconds=ended.seconds,
         )
     )
@@ -208,6 +209,17 @@ def run_start(
     if error is not None:
         raise error
     return ended
+
+
+def in_short(state: RunState, measurements: list[Measurement]) -> str:
+    """What a start measured of the targets' metrics, in a line."""
+    found = []
+    for target in state.plan.suite.targets:
+        for measurement in measurements:
+            value = measurement.metrics.get(target.metric.name) if measurement.scenario == target.scenario else None
+            if value is not None:
+                found.append(f"{target.metric_path} {value:,.5g} {target.metric.unit}".strip())
+    return ", ".join(found)
 
 
 def _exit_facts(spec: StartSpec) -> dict[str, str]:
@@ -240,8 +252,9 @@ def _use(
     running: Running,
     cards: GpuProbe,
     baseline: tuple[CardMemory, ...],
+    seen: list[Measurement],
 ) -> Failure | None:
-    """Wait until a started server is ready and run the scenarios; the failure that ended it, if one did."""
+    """Wait until a started server is ready and run the scenarios, adding to `seen`; the failure that ended it, if any."""
     from imagebisect import measure
     from imagebisect.vllm import facts as log_facts
     from imagebisect.vllm import readiness
@@ -287,6 +300,7 @@ def _use(
         )
         measurement: Measurement = measure.run(scenario, context)
         bench.record(Measured(start_id=spec.start_id, measurement=measurement))
+        seen.append(measurement)
         failure = measurement.failure
         # a stuck server answers nothing more: the scenarios left would each wait for their deadline
         if failure is not None and (

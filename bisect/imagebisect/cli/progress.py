@@ -48,7 +48,7 @@ def line_of(event: ProgressEvent) -> str | None:
             what = number(event.value, event.unit) if event.value is not None else event.note or "warm-up"
             return f"  {event.build} {event.scenario} C={event.concurrency} rep {event.rep}/{event.reps}: {what}"
         case StartEnded():
-            how = f"{event.cause}: {event.message}" if event.cause else "measured"
+            how = f"{event.cause}: {event.message}" if event.cause else event.message or "measured"
             return f"  {event.build} {event.server}: {how} ({duration(event.seconds)})"
         case Noted():
             return event.text
@@ -95,7 +95,8 @@ class Panel:
         from rich.text import Text
 
         phase = f"{self._phase}, {duration(time.monotonic() - self._began)} so far" if self._phase else ""
-        return Text("\n".join(text for text in (self._decided, phase, self._rep) if text), style="dim")
+        lines = "\n".join(text for text in (self._decided, phase, self._rep) if text)
+        return Text(lines, style="dim", no_wrap=True, overflow="ellipsis")
 
     def close(self) -> None:
         """Take the panel away."""
