@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import report_runs
 import run_events
-from imagebisect.domain import Failure, Phase
-from imagebisect.report import build_report, markdown
-from imagebisect.state import StartEnded, apply
+from imagebisect.domain import Failure, Phase, Verdict
+from imagebisect.report import build_report, markdown, terminal
+from imagebisect.state import Marked, StartEnded, apply, fold
 
 
 def test_the_first_lines_say_what_where_how_much_on_what():
@@ -98,3 +98,30 @@ def test_a_deviating_build_is_listed():
     assert "added --x" in text
     assert "--old" in text
     assert "renamed" in text
+
+
+def test_an_unfinished_run_says_so_and_claims_nothing():
+    """Before the first start there is no equality to speak of and no build is called good or bad."""
+    text = markdown.render(build_report(fold([run_events.created()])))
+
+    assert "**Unfinished**" in text
+    assert "identical" not in text
+    assert "canonical form" not in text
+    assert "first bad `" not in text
+
+
+def test_a_verdict_by_hand_is_told_from_a_measured_one():
+    """A marked build that was never started is neither probed nor quietly good."""
+    events = [
+        run_events.created(),
+        *run_events.start(1, 0, 1415.0),
+        *run_events.start(2, 7, 755.0),
+        *run_events.start(3, 7, 756.0),
+        *run_events.start(4, 0, 1416.0),
+        Marked(build=4, target="long-prefill", verdict=Verdict.GOOD),
+    ]
+    report = build_report(fold(events))
+
+    assert "good (by hand)" in markdown.render(report)
+    assert "good*" in terminal.render(report)
+    assert report["targets"][0]["probed"] == 2
