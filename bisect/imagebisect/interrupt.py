@@ -41,9 +41,13 @@ class StopFlag:
             self.check()
 
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What asks a run to stop; SIGHUP is an ssh connection that dropped."""
+
+
 @contextmanager
 def stop_on_signals(flag: StopFlag, *, on_first: Callable[[], None], on_second: Callable[[], None]) -> Iterator[None]:
-    """Install the two-step handler for SIGINT and SIGTERM; restores the old ones.
+    """Install the two-step handler for Ctrl-C, SIGTERM and a lost terminal; restores the old ones.
 
     `on_second` is expected not to return (it ends the process after freeing what it owns).
     """
@@ -55,7 +59,9 @@ def stop_on_signals(flag: StopFlag, *, on_first: Callable[[], None], on_second: 
             flag.set()
             on_first()
 
-    old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    # under nohup a lost terminal is meant to be ignored
+    wanted = [n for n in STOPPING if n is not signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+    old = {number: signal.signal(number, handle) for number in wanted}
     try:
         yield
     finally:

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import secrets
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from imagebisect.domain import JsonValue, Plan
 from imagebisect.errors import EnvironmentFault, UsageError
+from imagebisect.runtime.groups import host_folder
 from imagebisect.state import Event, RunCreated, RunState, fold
 
 SCHEMA = 1
@@ -69,9 +69,14 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError):
             return "", self.run_id
 
-    def append(self, event: Event) -> None:
-        """Write one event and wait until it is on disk. EnvironmentFault when it cannot be written."""
+    def append(self, event: Event, hide: Iterable[str] = ()) -> None:
+        """Write one event and wait until it is on disk. EnvironmentFault when it cannot be written.
+
+        `hide` are secrets that a server may have printed: they become `***`.
+        """
         line = _adapter().dump_json(event) + b"\n"
+        for secret in hide:
+            line = line.replace(json.dumps(secret)[1:-1].encode(), b"***")
         try:
             descriptor = os.open(self.events_path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             try:
@@ -117,6 +122,12 @@ class RunFolder:
         """The state of the run. UsageError when the ledger is missing, broken or newer than we are."""
         try:
             state = fold(self.events())
+        except (StopIteration, LookupError, RuntimeError) as error:
+            raise UsageError(
+                f"the ledger contradicts itself ({type(error).__name__}): it was changed by hand",
+                where=str(self.events_path),
+                next_step="restore the file from a copy, or start a new run",
+            ) from error
         except ValueError as error:
             raise UsageError(
                 "the ledger has no beginning: the run was killed before its first event was on disk",
@@ -135,7 +146,7 @@ class RunFolder:
     def lock(self, gpu_uuids: Iterable[str] = ()) -> Iterator[None]:
         """Hold the results folder and the cards for this process; UsageError when another run has them."""
         paths = [(self.path.parent / ".lock", f"another run is using {self.path.parent}")]
-        shared = Path(tempfile.gettempdir()) / "imagebisect-locks"
+        shared = host_folder() / "imagebisect-locks"
         for uuid in sorted(gpu_uuids):
             name = re.sub(r"[^A-Za-z0-9-]", "_", uuid)
             paths.append((shared / f"{name}.lock", f"another run is using the GPU {uuid}"))

@@ -28,6 +28,7 @@ from imagebisect.verdict import (
     ANCHOR_STARTS,
     EVENT_ANCHOR_STARTS,
     MAX_STARTS,
+    SPREADS_APART,
     SURVIVED,
     Levels,
     Separation,
@@ -37,6 +38,7 @@ from imagebisect.verdict import (
     separation,
     spread,
     start_range,
+    survivals_needed,
 )
 
 ANCHOR_TRIES = 2
@@ -101,23 +103,32 @@ def _summary(evidence: Evidence, build: int, levels: Levels | None) -> LevelSumm
     )
 
 
+def _given_up(evidence: Evidence, build: int) -> bool:
+    """Whether another start of a build is not worth it: it failed by its own doing, or twice."""
+    failures = evidence.failures(build)
+    return any(failure.own for failure in failures) or len(failures) >= ANCHOR_TRIES
+
+
 def _untestable_anchor(evidence: Evidence, build: int) -> str | None:
     """The cause for which an anchor counts as untestable, or None."""
     failures = evidence.failures(build)
     if evidence.values(build) or not failures:
         return None
-    if any(failure.own for failure in failures) or len(failures) >= ANCHOR_TRIES:
-        return failures[-1].cause
-    return None
+    return failures[-1].cause if _given_up(evidence, build) else None
 
 
-def _anchor_wanted(evidence: Evidence, *, build: int, is_bad: bool) -> int:
+def _anchor_wanted(evidence: Evidence, *, build: int, bad: int) -> int:
     """How many starts an anchor needs before the search."""
-    values = evidence.values(build)
-    event = evidence.target.metric.kind is MetricKind.EVENT
-    if event and is_bad and any(value == SURVIVED for value in values):
-        return EVENT_ANCHOR_STARTS
-    return ANCHOR_STARTS
+    if evidence.target.metric.kind is not MetricKind.EVENT:
+        return ANCHOR_STARTS
+    values = evidence.values(bad)
+    mixed = any(value == SURVIVED for value in values) and any(value != SURVIVED for value in values)
+    if build == bad:
+        return EVENT_ANCHOR_STARTS if any(value == SURVIVED for value in values) else ANCHOR_STARTS
+    if not mixed or any(value != SURVIVED for value in evidence.values(build)):
+        return ANCHOR_STARTS
+    # where the bad end survives now and then, so might the good one by luck
+    return max(ANCHOR_STARTS, survivals_needed(level(values, MetricKind.EVENT)))
 
 
 class _Target:
@@ -167,7 +178,7 @@ class _Target:
                 continue
             if summary.values and self.levels is not None and exhausted(summary.values, self.levels):
                 continue
-            if summary.values and len(self.evidence.failures(build)) >= ANCHOR_TRIES:
+            if summary.values and _given_up(self.evidence, build):
                 continue
             found.append(build)
         return found
@@ -175,10 +186,25 @@ class _Target:
     def confirmations_wanted(self, build: int) -> int:
         """Starts the member of a final pair needs: what its verdict took, and one more."""
         if build in (self.ask.good, self.ask.bad):
-            return _anchor_wanted(self.evidence, build=build, is_bad=build == self.ask.bad) + 1
+            return _anchor_wanted(self.evidence, build=build, bad=self.ask.bad) + 1
         if self.levels is not None and self.verdict(build) is Verdict.GOOD:
             return self.levels.survivals_needed + 1
         return 2
+
+    def unexplained(self, low: int, high: int) -> str | None:
+        """What of the ends' difference lies outside the final pair, in words; None when all of it is between them."""
+        ends = [self.builds[build] for build in (self.ask.good, low, high, self.ask.bad)]
+        if self.kind is MetricKind.EVENT or any(end.value is None for end in ends):
+            return None
+        for outer, inner in ((ends[0], ends[1]), (ends[3], ends[2])):
+            assert outer.value is not None
+            assert inner.value is not None
+            rest = abs(inner.value - outer.value)
+            noise = SPREADS_APART * max(spread(outer.values), spread(inner.values))
+            if rest >= max(self.target.floor.amount(outer.value), noise):
+                names = f"{self.ask.names[outer.build]} and {self.ask.names[inner.build]}"
+                return f"{names} differ by {rest:,.5g} {self.target.metric.unit}".strip()
+        return None
 
     # ---- pieces of the result
 
@@ -273,8 +299,7 @@ def _anchors(t: _Target) -> Standing | None:
     lacking = {
         build
         for build in have
-        if have[build] < _anchor_wanted(evidence, build=build, is_bad=build == ask.bad)
-        and len(evidence.failures(build)) < ANCHOR_TRIES
+        if have[build] < _anchor_wanted(evidence, build=build, bad=ask.bad) and not _given_up(evidence, build)
     }
     if lacking:
         # A Z Z A: a linear drift of the host then falls on both ends alike
@@ -305,7 +330,7 @@ def _noisy(t: _Target) -> Standing:
     """The ends differ, but so do starts of one build: the one that disagrees with itself more is started again."""
     ask = t.ask
     spreads = {build: spread(t.evidence.values(build)) for build in (ask.bad, ask.good)}
-    able = [b for b in spreads if len(t.evidence.values(b)) < MAX_STARTS and len(t.evidence.failures(b)) < ANCHOR_TRIES]
+    able = [b for b in spreads if len(t.evidence.values(b)) < MAX_STARTS and not _given_up(t.evidence, b)]
     if able:
         need = max(able, key=lambda build: spreads[build])
         why = f"starts of the anchor {ask.names[need]} disagree by {spreads[need]:.4g} {t.target.metric.unit}: another one"
@@ -323,7 +348,7 @@ def _inverted(t: _Target, pair: tuple[int, int]) -> Standing:
         for b in (bad, good)
         if not t.builds[b].marked and len(t.evidence.values(b)) < RECHECK_STARTS and b not in (t.ask.good, t.ask.bad)
     ]
-    again = [b for b in again if len(t.evidence.failures(b)) < ANCHOR_TRIES]
+    again = [b for b in again if not _given_up(t.evidence, b)]
     if again:
         why = (
             f"{t.ask.names[good]} looks good after {t.ask.names[bad]} looked bad: measure {t.ask.names[again[0]]} again"
@@ -340,7 +365,7 @@ def _confirm(t: _Target, low: int, high: int) -> Standing | None:
         for build in (low, high)
         if not t.builds[build].marked
         and len(t.evidence.values(build)) < t.confirmations_wanted(build)
-        and len(t.evidence.failures(build)) < ANCHOR_TRIES
+        and not _given_up(t.evidence, build)
     }
     if not lacking:
         return None
@@ -363,6 +388,12 @@ def _final(t: _Target, low: int, high: int) -> Standing:
     if untestable:
         text = f"{found} that could be tested; {_name(ask, untestable)} in between could not"
         return _ended(t, t.result(Status.NARROWED, "untestable", pair=pair, sentence=text))
+    elsewhere = t.unexplained(low, high)
+    if elsewhere is not None:
+        whole = tuple(range(ask.good + 1, ask.bad + 1))
+        text = f"{found} by the midpoint between the ends, but {elsewhere}: there is more than one step in the range"
+        result = replace(t.result(Status.NARROWED, "several_steps", pair=pair, sentence=text), suspects=whole)
+        return _ended(t, result)
     if t.builds[low].marked or t.builds[high].marked:
         return _ended(t, t.result(Status.NARROWED, "marked", pair=pair, sentence=f"{found}; a verdict was set by hand"))
     short = [b for b in pair if len(t.evidence.values(b)) < t.confirmations_wanted(b)]

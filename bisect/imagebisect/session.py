@@ -6,6 +6,7 @@ killed goes on where it was.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,6 +60,9 @@ from imagebisect.state import (
 
 SUSPICIOUS_IN_A_ROW = 2
 """Failures in a row that are not plainly a build's own, before the last good build is started again."""
+
+SHORTEST_SECRET = 6
+"""A shorter value of a variable passed by name is a switch, not a secret."""
 
 RETRY_WAIT_S = 2.0
 """Seconds before a start is tried again for a transient cause; doubled each time."""
@@ -155,6 +159,13 @@ def seconds_left(state: RunState, starts: int) -> float | None:
     return starts * sum(over) / len(over) if over else None
 
 
+def secrets_of(plan: Plan) -> tuple[str, ...]:
+    """The values that servers get by name, long enough to be secrets, longest first."""
+    names = {name for server in plan.suite.servers for name in server.pass_env}
+    values = {os.environ[name] for name in names if len(os.environ.get(name, "")) >= SHORTEST_SECRET}
+    return tuple(sorted(values, key=len, reverse=True))
+
+
 # ------------------------------------------------------------------------------ the loop
 
 
@@ -170,23 +181,26 @@ class Session:
         self.progress = progress
         self.runtime: Runtime = runtime.for_builds(state.plan.builds)
         self.present: dict[int, Identity] = {}
-        self.bench = Bench(folder=folder, runtime=self.runtime, stop=stop, progress=progress, record=self.record)
+        self.secrets = secrets_of(state.plan)
+        self.bench = Bench(
+            folder=folder, runtime=self.runtime, stop=stop, progress=progress, record=self.record, secrets=self.secrets
+        )
 
     def record(self, event: Event) -> None:
         """Append an event, then fold it in."""
-        self.folder.append(event)
+        self.folder.append(event, hide=self.secrets)
         self.state = apply(self.state, event)
 
     def begin(self) -> None:
         """Check the host, remove what an earlier process of this run left, and say that it goes on."""
         for server in self.state.plan.suite.servers:
             self.runtime.check(server)
-        for removed in self.runtime.reap(self.folder.run_id):
-            self.progress.emit(Noted(text=f"removed a leftover of this run: {removed}"))
+        for removed in (*self.runtime.reap(self.folder.run_id), *self.runtime.reap(None)):
+            self.progress.emit(Noted(text=f"removed a leftover of a dead run: {removed}"))
         if self.state.starts or self.state.stopped or self.state.identities:
             self.check_same_host()
             for log in sorted(self.folder.path.glob("starts/*/server.log")):
-                compress_log(log)
+                compress_log(log, self.secrets)
             self.record(Resumed(at=utc_now()))
 
     def check_same_host(self) -> None:

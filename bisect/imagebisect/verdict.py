@@ -37,6 +37,11 @@ SURVIVED = 1.0
 DIED = 0.0
 
 
+def survivals_needed(rate: float) -> int:
+    """Survivals in a row that an end which survives at `rate` would show with a chance of at most LUCK."""
+    return 1 if rate <= 0 else math.ceil(math.log(LUCK) / math.log(min(rate, 0.99)))
+
+
 class Separation(StrEnum):
     """How the two ends compare."""
 
@@ -62,9 +67,7 @@ class Levels:
     @property
     def survivals_needed(self) -> int:
         """Survivals in a row that make an event target's build good: a bad one would do it with chance <= LUCK."""
-        if self.kind is not MetricKind.EVENT or self.bad <= 0:
-            return 1
-        return math.ceil(math.log(LUCK) / math.log(min(self.bad, 0.99)))
+        return survivals_needed(self.bad) if self.kind is MetricKind.EVENT else 1
 
 
 def start_range(values: Sequence[float]) -> float:
@@ -101,7 +104,7 @@ def separation(good: Sequence[float], bad: Sequence[float], target: Target) -> S
     if kind is MetricKind.EVENT:
         if worse_by > 0 and all(value == SURVIVED for value in good):
             return Separation.APART
-        if worse_by < 0 and all(value == SURVIVED for value in bad):
+        if worse_by < 0 and all(value == SURVIVED for value in bad) and len(bad) >= survivals_needed(level(good, kind)):
             return Separation.IMPROVED
         return Separation.TOO_CLOSE
     floor = target.floor.amount(level(good, kind))

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 import urllib.request
@@ -32,8 +31,7 @@ def own_record(tmp_path, monkeypatch):
     """A record of groups of this test's own, so that other runs on this host are out of the picture."""
     folder = tmp_path / "tmp"
     folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("IMAGEBISECT_STATE_DIR", str(folder))
 
 
 @pytest.fixture

@@ -128,6 +128,7 @@ def test_overlays_are_applied_and_named_as_deltas(tmp_path):
         ("ipc: host", "ipcs: host", "did you mean ipc?"),
         ("prompt_tokens:", "promt_tokens:", "did you mean prompt_tokens?"),
         ("N: 4", "HF_TOKEN: hf_x", "pass it by name with `pass_env`"),
+        ("deadline: 20m", "deadline: .inf", "expected a time"),
         ("N: 4", "N: true", "expected text, found true (put it in quotes)"),
         ("schema: 1", "schema: 7", "schema"),
         ('path: "${MODEL}", at', 'path: "${MODEL}", hf_cache: {path: x, repo: y}, at', "either `path` or `hf_cache`"),
@@ -158,6 +159,14 @@ def test_problems_of_shape_and_of_meaning_are_told_together(tmp_path):
     assert "dedline" in found[0]
     assert "expected a server" in found[1]
     assert "oom.lived" in found[2]
+
+
+def test_a_suite_that_only_watches_is_refused(tmp_path):
+    """Nothing would be started and the exit code would say that all is well."""
+    text = SUITE.replace("role: bisect", "role: watch").replace("floor: 256}", "floor: 256, role: watch}")
+    found = problems(tmp_path, text)
+
+    assert "at least one target needs `role: bisect`" in found[0]
 
 
 def test_unset_variables_say_how_to_set_them(tmp_path):

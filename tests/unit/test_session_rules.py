@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from imagebisect.domain import Failure, MetricKind, Phase, Status, TargetRole, Verdict
@@ -10,6 +12,7 @@ from imagebisect.evidence import question
 from imagebisect.outcome import POLICY, Cause, Effect, effect
 from imagebisect.search import decide, results
 from imagebisect.session import exit_code, exit_code_of, host_check, scenarios_of
+from imagebisect.start import request_deadline_s
 from imagebisect.state import HostBlamed, HostCleared, Marked, PullEnded, Resumed, StartIntended, fold
 from run_events import created, plan, start
 from search_world import target
@@ -120,8 +123,6 @@ def test_marks_change_the_question_and_can_be_taken_back():
 )
 def test_exit_codes_first_that_applies(statuses, expected):
     """Over the bisect targets only."""
-    from dataclasses import replace
-
     base = results(fold(ANCHORS))[0]
     found = tuple(replace(base, target=f"t{n}", status=status) for n, status in enumerate(statuses))
     watched = replace(base, target="w", status=Status.CONFIRMED)
@@ -133,3 +134,35 @@ def test_exit_codes_first_that_applies(statuses, expected):
 def test_an_unfinished_run_is_not_a_success():
     """Exit 0 means finished and nothing regressed."""
     assert exit_code(fold(ANCHORS)) == (ExitCode.INCONCLUSIVE, "unfinished")
+
+
+def rounds(number: int, build: int, seconds: float, *, cause: str | None = None):
+    """A start whose long prefill took so long, or died after so long."""
+    from imagebisect.domain import Measurement, Rep
+
+    rep = Rep(
+        index=0, concurrency=1, warmup=False, prompt_tokens=9, output_tokens=1, seconds=seconds, request_s=(seconds,)
+    )
+    failure = Failure(cause=cause, phase=Phase.REQUEST, message="x") if cause else None
+    events = start(number, build, 1.0)
+    events[2] = replace(events[2], measurement=Measurement(scenario="long", metrics={}, reps=(rep,), failure=failure))
+    return events
+
+
+def test_a_request_deadline_is_learnt_from_whole_rounds_only():
+    """A bad end that dies in half a second does not give a slow good build ten."""
+    died = fold([created(), *rounds(1, 0, 120.0), *rounds(2, 7, 0.5, cause="oom_at_request")])
+    slow = fold([created(), *rounds(1, 0, 120.0), *rounds(2, 7, 230.0)])
+
+    assert request_deadline_s(died, "long") == 1800.0
+    assert request_deadline_s(slow, "long") == 690.0
+
+
+def test_a_deadline_in_the_suite_is_kept():
+    """What the user wrote is never cut short by what was learnt."""
+    said = plan()
+    scenarios = tuple(replace(s, deadline_s=1200.0) if s.name == "long" else s for s in said.suite.scenarios)
+    said = replace(said, suite=replace(said.suite, scenarios=scenarios))
+    state = fold([created(said), *rounds(1, 0, 1.0), *rounds(2, 7, 2.0)])
+
+    assert request_deadline_s(state, "long") == 1200.0

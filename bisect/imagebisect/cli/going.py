@@ -30,7 +30,12 @@ def resume_command(folder: RunFolder) -> str:
 
 
 def watched(
-    work: Callable[[StopFlag, Progress], RunState], *, quiet: bool, folder: RunFolder | None, kind: Callable[[], None]
+    work: Callable[[StopFlag, Progress], RunState],
+    *,
+    quiet: bool,
+    folder: RunFolder | None,
+    kind: Callable[[], None],
+    as_json: bool = False,
 ) -> RunState:
     """Do the work under the two-step Ctrl-C and with progress on stderr.
 
@@ -49,6 +54,10 @@ def watched(
             showing.close(progress)
             if folder is not None:
                 sys.stderr.write(f"stopped at once; to go on: {resume_command(folder)}\n")
+            if as_json:
+                common.print_json(
+                    {"schema": 1, "exit_code": 130, "reason": "interrupted", "message": "stopped at once"}
+                )
             os._exit(int(ExitCode.INTERRUPTED))
 
     with stop_on_signals(stop, on_first=first, on_second=second):
@@ -73,6 +82,7 @@ def go(folder: RunFolder, *, as_json: bool, quiet: bool) -> RunState:
             quiet=quiet,
             folder=folder,
             kind=reap,
+            as_json=as_json,
         )
     except BisectError as error:
         if isinstance(error, Interrupted):

@@ -67,6 +67,7 @@ def probe(
                 quiet=quiet,
                 folder=None,
                 kind=reap,
+                as_json=as_json,
             )
         except BisectError as error:
             # a probe is begun anew, not resumed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
 import sys
@@ -73,8 +74,9 @@ class Lines:
         text = line_of(event)
         if text is not None:
             stamp = dt.datetime.now(dt.UTC).strftime("%H:%M:%SZ")
-            sys.stderr.write(f"{stamp} {text}\n")
-            sys.stderr.flush()
+            with contextlib.suppress(OSError, ValueError):  # nobody listens any more: the run goes on
+                sys.stderr.write(f"{stamp} {text}\n")
+                sys.stderr.flush()
 
 
 class Panel:

@@ -16,7 +16,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
 def seconds(value: Any) -> float:
     """Read `20m`, `90s`, `50ms`, `2h` or a number of seconds; ValueError for anything else or below zero."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf"):
         return float(value)
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)", value) if isinstance(value, str) else None
     if match is None or float(match[1]) <= 0:

@@ -38,6 +38,7 @@ from imagebisect.domain import (
     Server,
     Suite,
     Target,
+    TargetRole,
 )
 
 _OWN_FLAGS = ("--host", "--port", "--uds")
@@ -93,6 +94,8 @@ def load_suite(
         for name, entry in file.targets.items()
         if (target := _target(name, entry, problems, scenarios)) is not None
     )
+    if targets and all(target.role is TargetRole.WATCH for target in targets):
+        problems.add(("targets",), "at least one target needs `role: bisect`: watched ones cost no start of their own")
     model = _model(file.model, document, problems, base=path.parent)
     if model is None:
         for name, server in zip(file.servers, servers, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import assert_never
 
 from imagebisect.domain import Decode, IdleMemory, Measurement, OomProbe, Prefill, Scenario
@@ -19,12 +21,14 @@ def run(scenario: Scenario, ctx: Context) -> Measurement:
     """
     match scenario:
         case IdleMemory():
-            return idle_memory.measure(scenario, ctx)
+            found = idle_memory.measure(scenario, ctx)
         case Prefill():
-            return prefill.measure(scenario, ctx)
+            found = prefill.measure(scenario, ctx)
         case Decode():
-            return decode.measure(scenario, ctx)
+            found = decode.measure(scenario, ctx)
         case OomProbe():
-            return oom_probe.measure(scenario, ctx)
+            found = oom_probe.measure(scenario, ctx)
         case _:
             assert_never(scenario)
+    # what is no number (a NaN out of a build's metrics) must reach neither a verdict nor the ledger
+    return replace(found, metrics={name: value for name, value in found.metrics.items() if math.isfinite(value)})

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from imagebisect.vllm.transport import one_shot_client
+from imagebisect.vllm.transport import MOST_BYTES, one_shot_client
 
 if TYPE_CHECKING:
     import httpx
@@ -68,13 +68,14 @@ Guard = Callable[[], str | None]
 def _count(usage: Any, *path: str) -> int | None:
     for key in path:
         usage = usage.get(key) if isinstance(usage, dict) else None
-    return usage if isinstance(usage, int) and not isinstance(usage, bool) else None
+    sane = isinstance(usage, int) and not isinstance(usage, bool) and abs(usage) < 2**53
+    return usage if sane else None
 
 
 def _usage(content: bytes) -> dict[str, int | None]:
     try:
         answer = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     usage = answer.get("usage") if isinstance(answer, dict) else None
     return {
@@ -89,7 +90,12 @@ async def _ask(client: httpx.AsyncClient, path: str, body: bytes) -> Answer:
 
     sent = time.perf_counter()
     try:
-        answer = await client.post(path, content=body, headers={"content-type": "application/json"})
+        async with client.stream("POST", path, content=body, headers={"content-type": "application/json"}) as answer:
+            content = bytearray()
+            async for chunk in answer.aiter_bytes():
+                content += chunk
+                if len(content) > MOST_BYTES:
+                    return Answer(status=None, sent=sent, ended=time.perf_counter(), error="an answer without end")
     except httpx.HTTPError as error:
         said = f"{type(error).__name__}: {error}".rstrip(": ")
         return Answer(status=None, sent=sent, ended=time.perf_counter(), error=said)
@@ -97,8 +103,10 @@ async def _ask(client: httpx.AsyncClient, path: str, body: bytes) -> Answer:
         return Answer(status=None, sent=sent, ended=time.perf_counter(), error="given up")
     ended = time.perf_counter()
     if answer.status_code != OK:
-        return Answer(status=answer.status_code, sent=sent, ended=ended, text=answer.text[:2000])
-    return Answer(status=OK, sent=sent, ended=ended, **_usage(answer.content))  # type: ignore[arg-type]
+        return Answer(
+            status=answer.status_code, sent=sent, ended=ended, text=content[:8000].decode("utf-8", "replace")[:2000]
+        )
+    return Answer(status=OK, sent=sent, ended=ended, **_usage(bytes(content)))  # type: ignore[arg-type]
 
 
 async def _round(url: str, path: str, bodies: Sequence[bytes], *, guard: Guard, deadline_s: float) -> Round:

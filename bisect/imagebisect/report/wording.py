@@ -20,6 +20,7 @@ REASONS = {
     "budget": "the budget is spent",
     "off_line": "the last good build is not on the first bad one's line of history",
     "noise": "builds in between agree with neither end",
+    "several_steps": "more than one step in the range",
     "marked": "a verdict was set by hand",
     "watched": "watched, not searched",
     "too_few_starts": "too few starts to tell the ends apart, or to exclude a difference",

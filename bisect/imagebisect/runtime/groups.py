@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import signal
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -116,9 +115,14 @@ class Group:
         return True
 
 
+def host_folder() -> Path:
+    """Where all processes of this host look, whatever their TMPDIR: IMAGEBISECT_STATE_DIR, or /tmp."""
+    return Path(os.environ.get("IMAGEBISECT_STATE_DIR", "/tmp"))  # noqa: S108
+
+
 def _folder() -> Path:
     """Where groups are on record, host-wide, for this user."""
-    return Path(tempfile.gettempdir()) / f"imagebisect-groups-{os.getuid()}"
+    return host_folder() / f"imagebisect-groups-{os.getuid()}"
 
 
 def _path(group: Group) -> Path:

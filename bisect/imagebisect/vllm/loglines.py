@@ -64,7 +64,10 @@ def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Number and bytes of each line, cut to LONGEST_LINE_BYTES; the last one may lack its end."""
     number, held, full = 1, bytearray(), False
     with path.open("rb") as stream:
-        while chunk := stream.read(CHUNK_BYTES):
+        left = stream.seek(0, 2)  # what is written from now on is for the next reader: it may never end
+        stream.seek(0)
+        while chunk := stream.read(min(CHUNK_BYTES, left)):
+            left -= len(chunk)
             first, *rest = chunk.split(b"\n")
             if not full:
                 held += first[: LONGEST_LINE_BYTES - len(held)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from imagebisect.vllm.loglines import undress
+from imagebisect.vllm.loglines import LONGEST_LINE_BYTES, undress
 
 _MARKS = (
     (
@@ -22,7 +22,7 @@ def marks(lines: Iterable[str]) -> tuple[str, ...]:
     """What in these lines taints a measurement, each thing once, in order of appearance."""
     found: dict[str, None] = {}
     for raw in lines:
-        text = undress(raw).text
+        text = undress(raw[:LONGEST_LINE_BYTES]).text
         for pattern, says in _MARKS:
             hit = pattern.search(text)
             if hit:

@@ -5,6 +5,7 @@ Counters grow when a request ends; `_sum` and `_count` of histograms are exact, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
@@ -85,6 +86,8 @@ def parse(text: str) -> Snapshot:
         except (ValueError, KeyError, IndexError, TypeError):
             continue
         for sample in samples:
+            if not math.isfinite(sample.value):
+                continue
             if sample.name == "vllm:cache_config_info":
                 for label in _CACHE_LABELS:
                     value = sample.labels.get(label, "")

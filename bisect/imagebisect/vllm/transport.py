@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ssl
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import httpx
+
+
+MOST_BYTES = 16 << 20
+"""No answer that we ask for is longer; a scrape of /metrics has about 50 kB."""
 
 
 def _no_certificates() -> ssl.SSLContext:
@@ -26,11 +31,22 @@ def one_shot_client(url: str, *, connections: int = 1, timeout: httpx.Timeout | 
 
 
 def get_text(url: str, *, timeout_s: float) -> str | None:
-    """The body of a 200 answer; None for any other answer or none."""
+    """The body of a 200 answer that is whole within `timeout_s` and MOST_BYTES; None for any other answer or none."""
     import httpx
 
+    deadline = time.monotonic() + timeout_s
+    body = bytearray()
     try:
-        answer = httpx.get(url, timeout=timeout_s, trust_env=False, verify=_no_certificates())
+        with (
+            httpx.Client(timeout=timeout_s, trust_env=False, verify=_no_certificates()) as client,
+            client.stream("GET", url) as answer,
+        ):
+            if answer.status_code != httpx.codes.OK:
+                return None
+            for chunk in answer.iter_bytes():
+                body += chunk
+                if time.monotonic() > deadline or len(body) > MOST_BYTES:
+                    return None
     except httpx.HTTPError:
         return None
-    return answer.text if answer.status_code == httpx.codes.OK else None
+    return body.decode("utf-8", errors="replace")
