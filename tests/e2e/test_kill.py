@@ -33,6 +33,7 @@ def test_stop_once_is_clean_and_names_the_resume_command(tmp_path, number):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # noqa: PLW1509  under nohup it is ignored
     )
     time.sleep(2.5)
     process.send_signal(number)
