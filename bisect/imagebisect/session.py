@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from imagebisect import __version__, ledger
+from imagebisect import __version__, ledger, secrets
 from imagebisect.domain import (
     Failure,
     Identity,
@@ -34,7 +34,7 @@ from imagebisect.errors import (
     StartFailed,
     UsageError,
 )
-from imagebisect.evidence import question
+from imagebisect.evidence import Question, question
 from imagebisect.host import fingerprint, host_info, model_fingerprint
 from imagebisect.interrupt import StopFlag
 from imagebisect.ledger import RunFolder, utc_now
@@ -60,9 +60,6 @@ from imagebisect.state import (
 
 SUSPICIOUS_IN_A_ROW = 2
 """Failures in a row that are not plainly a build's own, before the last good build is started again."""
-
-SHORTEST_SECRET = 6
-"""A shorter value of a variable passed by name is a switch, not a secret."""
 
 RETRY_WAIT_S = 2.0
 """Seconds before a start is tried again for a transient cause; doubled each time."""
@@ -162,7 +159,7 @@ def seconds_left(state: RunState, starts: int) -> float | None:
 def secrets_of(plan: Plan) -> tuple[str, ...]:
     """The values that servers get by name, long enough to be secrets, longest first."""
     names = {name for server in plan.suite.servers for name in server.pass_env}
-    values = {os.environ[name] for name in names if len(os.environ.get(name, "")) >= SHORTEST_SECRET}
+    values = {os.environ[name] for name in names if len(os.environ.get(name, "")) >= secrets.SHORTEST}
     return tuple(sorted(values, key=len, reverse=True))
 
 
@@ -307,9 +304,8 @@ class Session:
             next_step="their skips are taken back; put the host in order (`bisect doctor`), then `bisect resume`",
         )
 
-    def next_probe(self) -> Probe | None:
+    def next_probe(self, ask: Question) -> Probe | None:
         """The search's next wish, told to whoever watches."""
-        ask = question(self.state)
         probe = decide(ask, scenarios_of(self.state.plan))
         if probe is not None:
             left = starts_left(ask)
@@ -333,12 +329,12 @@ class Session:
             if doubt is not None:
                 self.doubt_host(doubt)
                 continue
-            before = question(self.state)
-            probe = self.next_probe()
+            asked = question(self.state)
+            probe = self.next_probe(asked)
             if probe is None:
                 break
             self.do(probe)
-            if question(self.state) == before:
+            if question(self.state) == asked:
                 raise EnvironmentFault(
                     f"a start of {self.state.plan.builds[probe.build].name} says nothing about any target",
                     where=f"start {self.state.starts[-1].intended.start_id}, see its log in {self.folder.path}",

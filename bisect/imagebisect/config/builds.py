@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from imagebisect.config.problems import Problems, prune
 from imagebisect.config.schema import DIGEST, BuildEntry, BuildsFile
-from imagebisect.config.secrets import secret_names
 from imagebisect.config.yaml import PathIn, load
 from imagebisect.domain import (
     Build,
@@ -22,6 +21,7 @@ from imagebisect.domain import (
     Source,
     VenvSource,
 )
+from imagebisect.secrets import secret_names
 from imagebisect.simulator.profile import ProfileError, from_mapping
 
 ENDS = 2

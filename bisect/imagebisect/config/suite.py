@@ -22,7 +22,6 @@ from imagebisect.config.schema import (
     SuiteFile,
     TargetEntry,
 )
-from imagebisect.config.secrets import secret_names
 from imagebisect.config.yaml import Document, PathIn, load
 from imagebisect.domain import (
     Deadlines,
@@ -40,6 +39,7 @@ from imagebisect.domain import (
     Target,
     TargetRole,
 )
+from imagebisect.secrets import secret_names
 
 _OWN_FLAGS = ("--host", "--port", "--uds")
 _OWN_OPTIONS = ("detach", "remove", "auto_remove", "ports", "name", "labels", "tty", "image", "command")

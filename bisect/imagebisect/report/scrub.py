@@ -10,18 +10,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-_SECRET_NAME = re.compile(
-    r"(?:^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS?)(?:$|_)", re.IGNORECASE
-)
+from imagebisect import secrets
+
+_SECRET_NAME = re.compile(secrets.WORDS + r"(?:$|_)", re.IGNORECASE)
 _TOKEN = re.compile(r"\b(hf_[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|sk-[A-Za-z0-9-]{16,})\b")
 _BEARER = re.compile(r"(?i)(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}")
 _URL_AUTH = re.compile(r"(https?://)[^/\s:@]+:[^/\s@]+@")
 _HOME = re.compile(r"(?<![\w.-])/(?:home|Users)/[^/\s:;,\"']+")
 _SHORTEST = 4
 """Names shorter than this would blank out ordinary words."""
-
-_SHORTEST_SECRET = 6
-"""Values shorter than this, as in `VLLM_X_TOKEN=0`, are no secrets and would blank out ordinary words."""
 
 _NOBODY = ("root", "localhost", "user", "runner", "ubuntu")
 """Names that say nothing about anybody."""
@@ -41,10 +38,10 @@ class Scrubber:
         written: Mapping[str, str] | None = None,
         places: Mapping[str, str] | None = None,
     ) -> None:
-        secrets = {environ[name] for name in pass_env if name in environ}
+        values = {environ[name] for name in pass_env if name in environ}
         for known in (environ, written or {}):
-            secrets |= {value for name, value in known.items() if _SECRET_NAME.search(name)}
-        self._exact = sorted((value for value in secrets if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
+            values |= {value for name, value in known.items() if _SECRET_NAME.search(name)}
+        self._exact = sorted((value for value in values if len(value) >= secrets.SHORTEST), key=len, reverse=True)
         self._places = sorted((places or {}).items(), key=lambda pair: -len(pair[0]))
         self._words: list[tuple[re.Pattern[str], str]] = []
         home = environ.get("HOME") or str(Path.home())
