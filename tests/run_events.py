@@ -5,11 +5,9 @@ from __future__ import annotations
 from imagebisect.domain import (
     Build,
     Failure,
-    IdleMemory,
     Measurement,
     Phase,
     Plan,
-    Prefill,
     Rendered,
     Server,
     SimulatedSource,
@@ -17,6 +15,7 @@ from imagebisect.domain import (
     Target,
 )
 from imagebisect.outcome import Cause
+from imagebisect.scenario import IdleMemory, Prefill
 from imagebisect.state import Event, Measured, RunCreated, StartEnded, StartIntended, StartReady
 from search_world import target
 

@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from imagebisect.domain import (
-    Floor,
-    Metric,
-    MetricKind,
-    Target,
-    TargetRole,
-    Worse,
-)
+from imagebisect.domain import Floor, Target, TargetRole, Worse
 from imagebisect.evidence import Evidence, Observation, Question
+from imagebisect.scenario import Metric, MetricKind
 from imagebisect.search import Probe, Standing, decide, standings
 
 Answer = Callable[[int, int], Observation]

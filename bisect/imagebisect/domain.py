@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+from imagebisect.scenario import Metric, Scenario
+
 JsonValue = Any
 
 # --------------------------------------------------------------------------- enums
@@ -35,14 +37,6 @@ class Worse(StrEnum):
 
     LOWER = "lower"
     HIGHER = "higher"
-
-
-class MetricKind(StrEnum):
-    """How values of a metric compare: by ratio, by difference, or as an event."""
-
-    RATIO = "ratio"
-    LEVEL = "level"
-    EVENT = "event"
 
 
 class Verdict(StrEnum):
@@ -226,113 +220,7 @@ class Server:
         return 1
 
 
-# -------------------------------------------------------------------------- scenarios
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """A number that a scenario yields. `name` is what measurements call it, e.g. `c1.prefill_tok_s`."""
-
-    name: str
-    unit: str
-    kind: MetricKind
-
-
-@dataclass(frozen=True, kw_only=True)
-class IdleMemory:
-    """Free memory of each card after boot, before any request of ours."""
-
-    kind: Literal["idle-memory"] = "idle-memory"
-    name: str
-    on: str
-    samples: int = 5
-    interval_s: float = 1.0
-    deadline_s: float | None = None
-
-    def metrics(self) -> tuple[Metric, ...]:
-        """Memory in MiB: the worst card of the server's."""
-        return (
-            Metric(name="non_kv_memory_mib", unit="MiB", kind=MetricKind.LEVEL),
-            Metric(name="free_idle_mib", unit="MiB", kind=MetricKind.LEVEL),
-            Metric(name="kv_pool_mib", unit="MiB", kind=MetricKind.LEVEL),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prefill:
-    """Prompts of exactly `prompt_tokens` token ids, one output token, at each concurrency."""
-
-    kind: Literal["prefill"] = "prefill"
-    name: str
-    on: str
-    prompt_tokens: int
-    concurrency: tuple[int, ...] = (1,)
-    reps: int = 3
-    deadline_s: float | None = None
-
-    def metrics(self) -> tuple[Metric, ...]:
-        """Prompt tokens over the makespan, in tok/s, for each concurrency."""
-        return (
-            *(Metric(name=f"c{c}.prefill_tok_s", unit="tok/s", kind=MetricKind.RATIO) for c in self.concurrency),
-            Metric(name="min_free_mib", unit="MiB", kind=MetricKind.LEVEL),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decode:
-    """Short prompts, `output_tokens` generated, at each concurrency."""
-
-    kind: Literal["decode"] = "decode"
-    name: str
-    on: str
-    prompt_tokens: int = 512
-    output_tokens: int = 256
-    concurrency: tuple[int, ...] = (1,)
-    reps: int = 3
-    deadline_s: float | None = None
-
-    def metrics(self) -> tuple[Metric, ...]:
-        """Combined output tok/s, and seconds per output token after the first."""
-        found: list[Metric] = []
-        for c in self.concurrency:
-            found.append(Metric(name=f"c{c}.decode_tok_s", unit="tok/s", kind=MetricKind.RATIO))
-            found.append(Metric(name=f"c{c}.output_token_s", unit="s", kind=MetricKind.RATIO))
-        return tuple(found)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OomProbe:
-    """A ladder of (prompt tokens, concurrency) rungs; does the server live through it?"""
-
-    kind: Literal["oom-probe"] = "oom-probe"
-    name: str
-    on: str
-    ladder: tuple[tuple[int, int], ...]
-    repeats: int = 1
-    deadline_s: float | None = None
-
-    def metrics(self) -> tuple[Metric, ...]:
-        """`survived` is 1.0 or 0.0; free memory of the worst card while it ran."""
-        return (
-            Metric(name="survived", unit="", kind=MetricKind.EVENT),
-            Metric(name="min_free_mib", unit="MiB", kind=MetricKind.LEVEL),
-        )
-
-
-Scenario = IdleMemory | Prefill | Decode | OomProbe
-
-
-def scenario_order(scenario: Scenario) -> tuple[int, int, str]:
-    """Sort key of the order inside a start: what may kill the server comes last."""
-    match scenario:
-        case IdleMemory():
-            return (0, 0, scenario.name)
-        case Prefill():
-            return (1, scenario.prompt_tokens, scenario.name)
-        case Decode():
-            return (2, scenario.output_tokens, scenario.name)
-        case OomProbe():
-            return (3, max(tokens * c for tokens, c in scenario.ladder), scenario.name)
+# -------------------------------------------------------------------------- complaints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -456,6 +344,7 @@ class Rep:
     server_prefill_s: float | None = None
     server_queue_s: float | None = None
     server_ttft_s: float | None = None
+    server_e2e_s: float | None = None
     cache_hit_tokens: int | None = None
     marks: tuple[str, ...] = ()
     invalid: str | None = None

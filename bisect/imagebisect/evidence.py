@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from imagebisect.domain import Failure, MetricKind, Target, Verdict
+from imagebisect.domain import Failure, Target, Verdict
 from imagebisect.outcome import Cause, Effect, effect, is_own
+from imagebisect.scenario import MetricKind
 from imagebisect.state import RunState, StartRecord
 from imagebisect.verdict import DIED
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from imagebisect.domain import MetricKind
+from imagebisect.scenario import MetricKind
 
 
 class Effect(StrEnum):

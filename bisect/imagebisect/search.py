@@ -11,18 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from imagebisect.domain import (
-    LevelSummary,
-    MetricKind,
-    Plan,
-    Status,
-    Step,
-    Target,
-    TargetResult,
-    TargetRole,
-    Verdict,
-)
+from imagebisect.domain import LevelSummary, Plan, Status, Step, Target, TargetResult, TargetRole, Verdict
 from imagebisect.evidence import Evidence, Question, question
+from imagebisect.scenario import MetricKind
 from imagebisect.state import RunState
 from imagebisect.verdict import (
     ANCHOR_STARTS,

@@ -24,7 +24,6 @@ from imagebisect.domain import (
     TargetResult,
     TargetRole,
     Verdict,
-    scenario_order,
 )
 from imagebisect.errors import (
     BisectError,
@@ -41,6 +40,7 @@ from imagebisect.ledger import RunFolder, utc_now
 from imagebisect.outcome import MAX_RETRIES, Cause, is_own, is_transient, stops
 from imagebisect.progress import Decided, Noted, Progress, Pulling, RunBegan
 from imagebisect.runtime.base import Runtime
+from imagebisect.scenario import scenario_order
 from imagebisect.search import Probe, decide, results, starts_left
 from imagebisect.start import Bench, compress_log, run_start
 from imagebisect.state import (

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
-from imagebisect.domain import MetricKind, Target, Verdict, Worse
+from imagebisect.domain import Target, Verdict, Worse
+from imagebisect.scenario import MetricKind
 
 ANCHOR_STARTS = 2
 """Starts of each anchor before anything is searched."""

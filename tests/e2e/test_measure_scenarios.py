@@ -8,10 +8,10 @@ import pytest
 
 import started
 from imagebisect import measure
-from imagebisect.domain import Decode, IdleMemory, OomProbe, Prefill
 from imagebisect.errors import Interrupted
 from imagebisect.interrupt import StopFlag
 from imagebisect.outcome import Cause
+from imagebisect.scenario import Decode, IdleMemory, OomProbe, Prefill
 
 
 def counted(measurement):

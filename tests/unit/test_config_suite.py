@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from imagebisect import config
-from imagebisect.domain import Floor, OomProbe, Prefill
+from imagebisect.domain import Floor
 from imagebisect.errors import ConfigError, UsageError
+from imagebisect.scenario import OomProbe, Prefill
 
 SUITE = """\
 schema: 1

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from imagebisect.config import load_builds, load_plan, load_suite, require_pinned, unpinned
-from imagebisect.domain import BuildRole, ImageSource, MetricKind, OomProbe, TargetRole
+from imagebisect.domain import BuildRole, ImageSource, TargetRole
 from imagebisect.errors import ConfigError
+from imagebisect.scenario import MetricKind, OomProbe
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "images.yaml"

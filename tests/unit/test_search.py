@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagebisect.domain import MetricKind, Status, TargetRole, Verdict
+from imagebisect.domain import Status, TargetRole, Verdict
 from imagebisect.evidence import Evidence, Observation
+from imagebisect.scenario import MetricKind
 from imagebisect.search import stand, starts_left
 from search_world import ask, step_values, target, walk, with_skips
 

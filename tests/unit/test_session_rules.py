@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from imagebisect.domain import Failure, MetricKind, Phase, Status, TargetRole, Verdict
+from imagebisect.domain import Failure, Phase, Status, TargetRole, Verdict
 from imagebisect.errors import ExitCode
 from imagebisect.evidence import question
 from imagebisect.outcome import POLICY, Cause, Effect, effect
+from imagebisect.scenario import MetricKind
 from imagebisect.search import decide, results
 from imagebisect.session import exit_code, exit_code_of, host_check, scenarios_of
 from imagebisect.start import request_deadline_s

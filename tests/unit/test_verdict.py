@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagebisect.domain import MetricKind, Verdict
+from imagebisect.domain import Verdict
+from imagebisect.scenario import MetricKind
 from imagebisect.verdict import Levels, Separation, judge, separation
 from search_world import target
 

@@ -23,22 +23,8 @@ from imagebisect.config.schema import (
     TargetEntry,
 )
 from imagebisect.config.yaml import Document, PathIn, load
-from imagebisect.domain import (
-    Deadlines,
-    Decode,
-    Floor,
-    IdleMemory,
-    MetricKind,
-    ModelSpec,
-    Mount,
-    OomProbe,
-    Prefill,
-    Scenario,
-    Server,
-    Suite,
-    Target,
-    TargetRole,
-)
+from imagebisect.domain import Deadlines, Floor, ModelSpec, Mount, Server, Suite, Target, TargetRole
+from imagebisect.scenario import Decode, IdleMemory, MetricKind, OomProbe, Prefill, Scenario
 from imagebisect.secrets import secret_names
 
 _OWN_FLAGS = ("--host", "--port", "--uds")

@@ -6,10 +6,11 @@ import math
 from dataclasses import replace
 from typing import assert_never
 
-from imagebisect.domain import Decode, IdleMemory, Measurement, OomProbe, Prefill, Scenario
+from imagebisect.domain import Measurement
 from imagebisect.measure import decode, idle_memory, oom_probe, prefill
 from imagebisect.measure.context import Context
 from imagebisect.measure.prompts import vocab_size
+from imagebisect.scenario import Decode, IdleMemory, OomProbe, Prefill, Scenario
 
 __all__ = ["Context", "run", "vocab_size"]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 
-from imagebisect.domain import Decode, Measurement
+from imagebisect.domain import Measurement
 from imagebisect.measure.context import Context
 from imagebisect.measure.load import Round
 from imagebisect.measure.rounds import RoundFailedError, Rounds, Shape, Taken
+from imagebisect.scenario import Decode
 
 WARMUP_OUTPUT_TOKENS = 8
 """Enough to compile what a decode step of this batch size needs."""

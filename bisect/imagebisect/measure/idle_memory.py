@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 import time
 
-from imagebisect.domain import CardMemory, IdleMemory, JsonValue, Measurement, Phase
+from imagebisect.domain import CardMemory, JsonValue, Measurement, Phase
 from imagebisect.measure.context import Context
+from imagebisect.scenario import IdleMemory
 from imagebisect.vllm import failures
 from imagebisect.vllm.aftermath import wait_for_end
 

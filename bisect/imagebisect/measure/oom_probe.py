@@ -5,11 +5,12 @@ There is no warm-up: the first request may be the one that kills it.
 
 from __future__ import annotations
 
-from imagebisect.domain import Measurement, OomProbe
+from imagebisect.domain import Measurement
 from imagebisect.measure.context import Context
 from imagebisect.measure.prefill import prompt_tok_s
 from imagebisect.measure.rounds import RoundFailedError, Rounds, Shape
 from imagebisect.outcome import Cause
+from imagebisect.scenario import OomProbe
 
 
 def measure(scenario: OomProbe, context: Context) -> Measurement:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 
-from imagebisect.domain import Measurement, Prefill
+from imagebisect.domain import Measurement
 from imagebisect.measure.context import Context
 from imagebisect.measure.load import Round
 from imagebisect.measure.rounds import RoundFailedError, Rounds, Shape, chunk_tokens
+from imagebisect.scenario import Prefill
 
 
 def prompt_tok_s(done: Round, shape: Shape) -> float:

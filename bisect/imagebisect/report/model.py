@@ -12,7 +12,6 @@ from imagebisect.domain import (
     Build,
     ImageSource,
     Measurement,
-    MetricKind,
     Plan,
     SimulatedSource,
     Target,
@@ -22,6 +21,7 @@ from imagebisect.domain import (
 )
 from imagebisect.outcome import Cause
 from imagebisect.report.scrub import Scrubber
+from imagebisect.scenario import MetricKind
 from imagebisect.search import results
 from imagebisect.session import exit_code
 from imagebisect.state import RunState, StartRecord
