@@ -14,7 +14,8 @@ from imagebisect.measure import gpu
 from imagebisect.progress import ProgressEvent
 from imagebisect.runtime.base import Running, StartSpec
 from imagebisect.runtime.process import ProcessRuntime
-from imagebisect.vllm import facts, readiness
+from imagebisect.vllm import facts, kv_pool, metrics, readiness
+from imagebisect.vllm.transport import get_text
 
 FAST: dict[str, Any] = {"boot_s": 0.1, "prefill_tok_s": 40000, "decode_tok_s": 400, "first_request_penalty_s": 0.05}
 """A healthy build that boots at once."""
@@ -90,12 +91,14 @@ def context(
 ) -> Iterator[measure.Context]:
     """A ready server's context; the cards were read before it was started."""
     server = Server(name="s", gpus=how.get("gpus", (0, 1)))
-    kind = how["source"].kind if "source" in how else "simulated"
-    probe = gpu.choose(server, kind, "auto", folder)
+    probe = gpu.choose(server, how.get("source") or SimulatedSource(profile=profile or {}), "auto", folder)
     baseline = probe.read()
     with running(folder, profile, **how) as started:
         ready = wait(started, boot_s=boot_s)
         probe.attach(started)
+        said = facts.read(started.spec.log_path)
+        scrape = get_text(f"{started.url}/metrics", timeout_s=5)
+        said |= kv_pool.pool(said, metrics.parse(scrape or "").cache_config)
         yield measure.Context(
             running=started,
             url=started.url,
@@ -106,10 +109,13 @@ def context(
             log=started.spec.log_path,
             probe=probe,
             baseline=baseline,
-            facts=facts.read(started.spec.log_path),
+            facts=said,
             stop=stop or StopFlag(),
             request_s=request_s,
             progress=Heard(),
             build="b",
             server=started.spec.server,
+            ready_s=ready.boot_s,
+            own_pids=started.pids(),
+            known_processes=gpu.known(probe),
         )

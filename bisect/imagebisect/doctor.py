@@ -120,7 +120,7 @@ def _gpus(plan: Plan, server: Server, info: Mapping[str, Any] | None) -> Iterato
             "docker knows no runtime `nvidia`; `--gpus` may fail",
             "install nvidia-container-toolkit, `nvidia-ctk runtime configure`, restart docker",
         )
-    probe = gpu.choose(server, plan.builds[0].source.kind, plan.suite.gpu_probe, Path())
+    probe = gpu.choose(server, plan.builds[0].source, plan.suite.gpu_probe, Path())
     cards = probe.read()
     needed = server.tensor_parallel_size
     if not cards:

@@ -159,6 +159,15 @@ class Build:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LinearAttention:
+    """The sizes of a linear-attention layer's value side: heads over all cards, their width, bytes of a number."""
+
+    value_heads: int
+    value_head_dim: int
+    dtype_bytes: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """The model: a folder (`path`, seen by the server as `at`), or a repo in a Hugging Face cache.
 
@@ -170,6 +179,7 @@ class ModelSpec:
     repo: str | None = None
     revision: str | None = None
     offline: bool = True
+    linear_attention: LinearAttention | None = None
 
     @property
     def reference(self) -> str:
@@ -211,13 +221,30 @@ class Server:
     @property
     def tensor_parallel_size(self) -> int:
         """Cards one instance spans, read from the args; 1 where they do not say."""
-        flags = ("--tensor-parallel-size", "-tp")
+        return self.whole_number("--tensor-parallel-size", "-tp") or 1
+
+    def value_of(self, *flags: str) -> str | None:
+        """The value of a flag (the last one given counts, as argparse has it); None where the args do not name it."""
+        found = None
         for position, arg in enumerate(self.args):
-            name, _, value = arg.partition("=")
+            name, equals, value = arg.partition("=")
             if name in flags:
-                text = value or (self.args[position + 1] if position + 1 < len(self.args) else "")
-                return int(text) if text.isdigit() else 1
-        return 1
+                found = value if equals else (self.args[position + 1] if position + 1 < len(self.args) else "")
+        return found
+
+    def whole_number(self, *flags: str) -> int | None:
+        """A flag's value as a number; None where the args do not name it or it is none."""
+        text = self.value_of(*flags)
+        return int(text) if text is not None and text.isascii() and text.isdigit() else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A server of its own that differs from the server `of` by what `changes` says; tried by `probe --variants`."""
+
+    of: str
+    server: Server
+    changes: tuple[str, ...]
 
 
 # -------------------------------------------------------------------------- complaints
@@ -276,6 +303,7 @@ class Suite:
     seed: int = 1
     gpu_probe: Literal["auto", "nvml", "nvidia-smi", "exec", "none"] = "auto"
     deltas: tuple[str, ...] = ()
+    variants: tuple[Variant, ...] = ()
 
     def server(self, name: str) -> Server:
         """The server of that name; KeyError when there is none."""
@@ -329,7 +357,8 @@ class Rep:
     """One timed request round. `seconds` is the makespan on the client's clock.
 
     Server figures are deltas of /metrics around the round, None where the build has no such metric.
-    `invalid` says which instrument evidence spoiled the rep; a value never does.
+    `invalid` says which instrument evidence spoiled the rep; a value never does. Clock, temperature and power are the
+    worst card's, to explain an outlier.
     """
 
     index: int
@@ -350,6 +379,9 @@ class Rep:
     invalid: str | None = None
     value: float | None = None
     min_free_mib: float | None = None
+    min_sm_clock_mhz: float | None = None
+    max_temperature_c: float | None = None
+    max_power_w: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from imagebisect.domain import JsonValue, Plan
 from imagebisect.errors import EnvironmentFault, UsageError
 from imagebisect.runtime.groups import host_folder
-from imagebisect.state import Event, RunCreated, RunState, fold
+from imagebisect.state import CompareSpec, Event, RunCreated, RunState, fold
 
 SCHEMA = 1
 EVENTS = "events.jsonl"
@@ -191,7 +191,8 @@ def create(
     model_fingerprint: str,
     tool_version: str,
     name: str | None = None,
-    purpose: Literal["search", "probe"] = "search",
+    purpose: Literal["search", "probe", "compare"] = "search",
+    compare: CompareSpec | None = None,
 ) -> RunFolder:
     """Make a run's folder and write its first event. UsageError when the name is taken or unusable."""
     if name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", name):
@@ -226,6 +227,7 @@ def create(
             host=host,
             model_fingerprint=model_fingerprint,
             purpose=purpose,
+            compare=compare,
         )
     )
     for path in (folder.path, results):

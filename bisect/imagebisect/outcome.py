@@ -35,6 +35,12 @@ class Cause(StrEnum):
     REQUEST_FAILED = "request_failed"
     STUCK = "stuck"
     KILLED = "killed"
+    CUDA_ERROR = "cuda_error"
+    NCCL = "nccl"
+    RPC_TIMEOUT = "rpc_timeout"
+    REQUEST_TIMEOUT = "request_timeout"
+    COMMAND_FAILED = "command_failed"
+    COMMAND_BROKEN = "command_broken"
     INVALID_MEASUREMENT = "invalid_measurement"
     UNKNOWN = "unknown"
     PORT = "port"
@@ -90,8 +96,14 @@ POLICY: dict[Cause, Rule] = {
     Cause.REQUEST_FAILED: _skip("the server answered a request with an error", own=False),
     Cause.STUCK: _skip("healthy by name, but no answer within the request deadline", own=False),
     Cause.KILLED: _skip("the server was killed from outside", own=False),
+    Cause.CUDA_ERROR: _skip("a GPU kernel or a CUDA library failed, and not for want of memory", own=False),
+    Cause.NCCL: _skip("the GPUs of one server lost each other (NCCL), and the log gives no better reason", own=False),
+    Cause.RPC_TIMEOUT: _skip("a worker no longer answered its engine, and the log gives no better reason", own=False),
+    Cause.REQUEST_TIMEOUT: _skip("no answer within the request deadline, though the server made progress", own=False),
+    Cause.COMMAND_FAILED: _skip("the suite's own command could not tell", own=False),
     Cause.INVALID_MEASUREMENT: _skip("no valid rep could be taken", own=False),
     Cause.UNKNOWN: _skip("it failed and the log does not say why", own=False),
+    Cause.COMMAND_BROKEN: _stop("the suite's own command cannot be run"),
     Cause.HOST_OOM: _stop("the host's own memory ran out (not the GPU's)"),
     Cause.PORT: _retry("the port was taken meanwhile"),
     Cause.REGISTRY: _retry("the registry could not be reached"),

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+VARIANT_MARK = "@"
+"""Parts a scenario's name from the variant that a copy of it runs on; no name in a suite holds it."""
+
 
 class MetricKind(StrEnum):
     """How values of a metric compare: by ratio, by difference, or as an event."""

@@ -17,7 +17,6 @@ from imagebisect import __version__, ledger, secrets
 from imagebisect.domain import (
     Failure,
     Identity,
-    JsonValue,
     Plan,
     SimulatedSource,
     Status,
@@ -34,7 +33,7 @@ from imagebisect.errors import (
     UsageError,
 )
 from imagebisect.evidence import Question, question
-from imagebisect.host import fingerprint, host_info, model_fingerprint
+from imagebisect.host import differences, fingerprint, model_fingerprint
 from imagebisect.interrupt import StopFlag
 from imagebisect.ledger import RunFolder, utc_now
 from imagebisect.outcome import MAX_RETRIES, Cause, is_own, is_transient, stops
@@ -42,9 +41,10 @@ from imagebisect.progress import Decided, Noted, Progress, Pulling, RunBegan
 from imagebisect.runtime.base import Runtime
 from imagebisect.scenario import scenario_order
 from imagebisect.search import Probe, decide, results, starts_left
-from imagebisect.start import Bench, compress_log, run_start
+from imagebisect.start import Bench, compress_log, host_now, run_start
 from imagebisect.state import (
     BuildPresent,
+    CompareSpec,
     Event,
     HostBlamed,
     HostCleared,
@@ -74,7 +74,7 @@ def scenarios_of(plan: Plan) -> dict[str, tuple[str, ...]]:
     return {server.name: tuple(s.name for s in ordered if s.on == server.name) for server in plan.suite.servers}
 
 
-def _suspicion(start: StartRecord) -> Failure | None:
+def suspicion(start: StartRecord) -> Failure | None:
     """What in a start casts doubt on the host, or None."""
     failures = [start.failure, *(measurement.failure for measurement in start.measurements)]
     for failure in failures:
@@ -88,7 +88,7 @@ def host_check(state: RunState) -> Probe | None:
     recent = [start for start in state.starts[state.cleared_at :] if start.outcome not in (None, "interrupted")]
     tail: list[StartRecord] = []
     for start in reversed(recent):
-        if _suspicion(start) is None:
+        if suspicion(start) is None:
             break
         tail.append(start)
     if len(tail) < SUSPICIOUS_IN_A_ROW:
@@ -99,7 +99,7 @@ def host_check(state: RunState) -> Probe | None:
         if (
             start.outcome == "measured"
             and not start.void
-            and _suspicion(start) is None
+            and suspicion(start) is None
             and intended.server == failed.server
         ):
             wanted = tuple(scenario for scenario in failed.scenarios if scenario in intended.scenarios)
@@ -120,7 +120,7 @@ def _suspects(state: RunState) -> tuple[str, ...]:
     for start in reversed(state.starts[state.cleared_at :]):
         if start.outcome == "interrupted":
             continue
-        if _suspicion(start) is None:
+        if suspicion(start) is None:
             break
         found.append(start.intended.start_id)
     return tuple(reversed(found))
@@ -201,13 +201,14 @@ class Session:
             self.record(Resumed(at=utc_now()))
 
     def check_same_host(self) -> None:
-        """Refuse to go on where the measurements so far say nothing: other hardware, or another model."""
+        """Refuse to go on where the measurements so far say nothing: another host or driver, or another model."""
         then = self.state.created
-        now = fingerprint(_host(self.state.plan, self.folder.path))
-        if then.host.get("fingerprint") not in (None, now) and not _simulated(self.state.plan):
+        changed = differences(then.host, host_now(self.state.plan, self.folder.path, self.runtime))
+        if changed:
             raise UsageError(
-                "this run began on other hardware (CPU or cards); measurements of two hosts are never compared",
-                next_step="go on where it began, or start a new run here",
+                "this is not the host that the run began on; measurements of two hosts are never compared:\n  "
+                + "\n  ".join(changed),
+                next_step="put it back as it was, go on where it began, or start a new run here",
             )
         model = model_fingerprint(self.state.plan.suite.model)
         if model != then.model_fingerprint:
@@ -257,7 +258,7 @@ class Session:
                     return
                 probe_cards = gpu.choose(
                     plan.suite.server(probe.server),
-                    plan.builds[probe.build].source.kind,
+                    plan.builds[probe.build].source,
                     plan.suite.gpu_probe,
                     self.folder.path,
                 )
@@ -293,7 +294,7 @@ class Session:
         self.progress.emit(Noted(text=probe.why))
         self.do(probe)
         last = self.state.starts[-1]
-        if last.outcome == "measured" and _suspicion(last) is None:
+        if last.outcome == "measured" and suspicion(last) is None:
             self.record(HostCleared())
             return
         message = f"{self.state.plan.builds[probe.build].name} worked before and fails now: the host is at fault"
@@ -367,21 +368,18 @@ def _gpu_uuids(plan: Plan, folder: RunFolder) -> tuple[str, ...]:
         return ()
     uuids: set[str] = set()
     for server in plan.suite.servers:
-        reader = gpu.choose(server, plan.builds[0].source.kind, plan.suite.gpu_probe, folder.path)
+        reader = gpu.choose(server, plan.builds[0].source, plan.suite.gpu_probe, folder.path)
         uuids.update(card.uuid for card in reader.read())
     return tuple(uuids)
 
 
-def _host(plan: Plan, folder: Path) -> dict[str, JsonValue]:
-    """This host, with the cards of the suite's first server."""
-    from imagebisect.measure import gpu
-
-    reader = gpu.choose(plan.suite.servers[0], plan.builds[0].source.kind, plan.suite.gpu_probe, folder)
-    return host_info(reader.read(), gpu_source=reader.source)
-
-
 def create(
-    plan: Plan, results_folder: Path, *, name: str | None = None, purpose: Literal["search", "probe"] = "search"
+    plan: Plan,
+    results_folder: Path,
+    *,
+    name: str | None = None,
+    purpose: Literal["search", "probe", "compare"] = "search",
+    compare: CompareSpec | None = None,
 ) -> RunFolder:
     """A new run's folder with its first event. Starts nothing.
 
@@ -392,7 +390,7 @@ def create(
     starter = runtime.for_builds(plan.builds)
     for server in plan.suite.servers:
         starter.check(server)
-    host = _host(plan, results_folder)
+    host = host_now(plan, results_folder, starter)
     host["fingerprint"] = fingerprint(host)
     if results_folder.is_dir():
         with RunFolder(results_folder.resolve() / "new").lock():
@@ -405,11 +403,12 @@ def create(
         tool_version=__version__,
         name=name,
         purpose=purpose,
+        compare=compare,
     )
 
 
 def run(folder: RunFolder, *, stop: StopFlag, progress: Progress) -> RunState:
-    """Run or resume until every target has a status.
+    """Run or resume a search until every target has a status, or a comparison until all its starts are done.
 
     Raises EnvironmentFault, Interrupted or UsageError after recording why; the run can then be resumed.
     """
@@ -424,7 +423,12 @@ def run(folder: RunFolder, *, stop: StopFlag, progress: Progress) -> RunState:
             return state
         session = Session(folder, state, stop=stop, progress=progress)
         with session.stopping():
-            session.loop()
+            if state.created.compare is None:
+                session.loop()
+            else:
+                from imagebisect import abba
+
+                abba.loop(session)
         return session.state
 
 
@@ -464,6 +468,10 @@ def mark(folder: RunFolder, build: str, target: str, verdict: Verdict | None) ->
     """Set a verdict by hand, or take it back (`verdict` None). UsageError for names that are not there."""
     with folder.lock():
         state = folder.load()
+        if state.created.purpose != "search":
+            raise UsageError(
+                f"{folder.run_id} is no search: it has no verdicts to overrule", next_step="name the run of a search"
+            )
         names = [entry.name for entry in state.plan.builds]
         targets = [entry.name for entry in state.plan.suite.targets]
         if build not in names:

@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from imagebisect.domain import (
     Build,
     CardMemory,
     Failure,
     Identity,
+    JsonValue,
     Measurement,
     Phase,
     Plan,
@@ -23,8 +24,9 @@ from imagebisect.domain import (
     Server,
 )
 from imagebisect.errors import EnvironmentFault, Interrupted, StartFailed, UsageError
+from imagebisect.host import differences, fingerprint, host_info
 from imagebisect.outcome import Cause, is_transient, stops
-from imagebisect.progress import PhaseBegan, Progress
+from imagebisect.progress import Noted, PhaseBegan, Progress
 from imagebisect.progress import StartEnded as StartEndedProgress
 from imagebisect.runtime.base import Running, Runtime, StartSpec
 from imagebisect.state import Event, Measured, RunState, StartEnded, StartIntended, StartReady
@@ -33,11 +35,17 @@ if TYPE_CHECKING:
     from imagebisect.interrupt import StopFlag
     from imagebisect.ledger import RunFolder
     from imagebisect.measure import Context
-    from imagebisect.measure.gpu import GpuProbe
+    from imagebisect.measure.cards import CardDetails, GpuProbe
     from imagebisect.search import Probe
 
 SETTLE_MIB = 64.0
 """Two reads of a card that differ by less are one value; a card this far below its baseline is not back yet."""
+
+BACK_S = 10.0
+"""How long a start waits for its own memory to come back before it is over; the next one waits for SETTLE_S."""
+
+METRICS_S = 10.0
+"""A scrape of /metrics may take this long."""
 
 SETTLE_S = 60.0
 """How long a card may take to settle before a start, and to come back after one."""
@@ -148,6 +156,32 @@ def settled_cards(
             )
 
 
+def host_now(plan: Plan, run_folder: Path, runtime: Runtime) -> dict[str, JsonValue]:
+    """This host with the cards of all the suite's servers, as it is now."""
+    from imagebisect.measure import gpu
+
+    cards: dict[str, CardDetails] = {}
+    source = "none"
+    for server in plan.suite.servers:
+        reader = gpu.choose(server, plan.builds[0].source, plan.suite.gpu_probe, run_folder)
+        cards |= {card.uuid: card for card in reader.details()}
+        source = reader.source if source == "none" else source
+    ordered = sorted(cards.values(), key=lambda card: card.index)
+    return host_info(ordered, gpu_source=source, docker_version=runtime.version())
+
+
+def check_host(state: RunState, now: dict[str, JsonValue]) -> str:
+    """The host's fingerprint. EnvironmentFault when it is not the host that the run began on any more."""
+    changed = differences(state.created.host, now)
+    if changed:
+        raise EnvironmentFault(
+            "the host has changed since the run began, so that measurements no longer compare:\n  "
+            + "\n  ".join(changed),
+            next_step="put it back as it was, then `bisect resume`; or start a new run",
+        )
+    return fingerprint(now)
+
+
 def _failure_of(fault: EnvironmentFault, phase: Phase) -> Failure:
     return Failure(cause=fault.cause or Cause.UNKNOWN, phase=phase, message=fault.what)
 
@@ -170,6 +204,7 @@ def run_start(
     )
     rendered = bench.runtime.render(spec)
     check_identical(state, server.name, rendered)
+    host = check_host(state, host_now(plan, bench.folder.path, bench.runtime))
     reference = next((start.intended.baseline for start in state.starts if start.intended.server == server.name), ())
     baseline = settled_cards(cards, reference, bench.stop)
     bench.record(
@@ -183,6 +218,7 @@ def run_start(
             container_name=spec.container_name,
             rendered=rendered,
             baseline=baseline,
+            host_fingerprint=host,
         )
     )
     began = time.monotonic()
@@ -201,9 +237,13 @@ def run_start(
     except (Interrupted, KeyboardInterrupt) as stopped:
         failure = Failure(cause=Cause.INTERRUPTED, phase=Phase.STOP, message="stopped on request")
         error = stopped
-    after = cards.read()
+    after, back_s = _cards_after(cards, baseline, bench)
     ended = StartEnded(
-        start_id=spec.start_id, failure=failure, seconds=time.monotonic() - began, after=after, facts=_exit_facts(spec)
+        start_id=spec.start_id,
+        failure=failure,
+        seconds=time.monotonic() - began,
+        after=after,
+        facts=_exit_facts(spec, baseline, after, back_s),
     )
     bench.record(ended)
     bench.progress.emit(
@@ -216,6 +256,8 @@ def run_start(
         )
     )
     compress_log(spec.log_path, bench.secrets)
+    for output in sorted(spec.start_folder.glob("*.output.log")):
+        hide_secrets(output, bench.secrets)
     if error is not None:
         raise error
     return ended
@@ -232,8 +274,40 @@ def in_short(state: RunState, measurements: list[Measurement]) -> str:
     return ", ".join(found)
 
 
-def _exit_facts(spec: StartSpec) -> dict[str, str]:
-    return {"log": f"starts/{spec.start_id}/server.log.gz"}
+def _cards_after(
+    cards: GpuProbe, baseline: tuple[CardMemory, ...], bench: Bench
+) -> tuple[tuple[CardMemory, ...], float | None]:
+    """The cards once they are back at their baseline, and the seconds that took; None if they are not within 10 s.
+
+    A card that does not come back is named with its processes; the next start waits for it longer, and then refuses.
+    """
+    began = time.monotonic()
+    while True:
+        after = cards.read()
+        below = _cards_below(baseline, after)
+        waited = time.monotonic() - began
+        if not below:
+            return after, waited
+        if waited > BACK_S or bench.stop.is_set:
+            bench.progress.emit(Noted(text="after the stop " + "; ".join(below)))
+            return after, None
+        time.sleep(0.1)
+
+
+def _exit_facts(
+    spec: StartSpec, baseline: tuple[CardMemory, ...], after: tuple[CardMemory, ...], back_s: float | None
+) -> dict[str, JsonValue]:
+    """What is known of a start once it is over: its log, the warnings in it, whether its memory came back."""
+    from imagebisect.vllm import facts as log_facts
+
+    found: dict[str, JsonValue] = {"log": f"starts/{spec.start_id}/server.log.gz"}
+    found |= log_facts.count_warnings(spec.log_path)
+    if after and baseline:
+        if back_s is None:
+            found["memory_not_back"] = _cards_below(baseline, after)
+        else:
+            found["memory_back_s"] = round(back_s, 2)
+    return found
 
 
 def compress_log(log: Path, secrets: tuple[str, ...] = ()) -> None:
@@ -246,14 +320,73 @@ def compress_log(log: Path, secrets: tuple[str, ...] = ()) -> None:
     partial = log.with_name("server.log.gz.partial")
     try:
         with log.open("rb") as source, gzip.open(partial, "wb", compresslevel=6) as sink:
-            while line := source.readline(LONGEST_LINE_BYTES):
-                for secret in secrets:
-                    line = line.replace(secret.encode(), b"***")
-                sink.write(line)
+            _copy_without(source, sink.write, secrets)
         partial.replace(packed)
         log.unlink()
     except OSError:
         partial.unlink(missing_ok=True)
+
+
+def hide_secrets(output: Path, secrets: tuple[str, ...]) -> None:
+    """Take the secrets out of what a command of the suite printed."""
+    if not secrets:
+        return
+    partial = output.with_name(output.name + ".partial")
+    try:
+        with output.open("rb") as source, partial.open("wb") as sink:
+            _copy_without(source, sink.write, secrets)
+        partial.replace(output)
+    except OSError:
+        partial.unlink(missing_ok=True)
+
+
+def _copy_without(source: IO[bytes], write: Callable[[bytes], object], secrets: tuple[str, ...]) -> None:
+    while line := source.readline(LONGEST_LINE_BYTES):
+        for secret in secrets:
+            line = line.replace(secret.encode(), b"***")
+        write(line)
+
+
+def _known_packages(state: RunState, build: int) -> dict[str, JsonValue]:
+    """What an earlier start of this build said of its packages: they do not change."""
+    from imagebisect.vllm import packages
+
+    for start in state.starts:
+        if start.intended.build == build and "packages" in start.facts:
+            return {name: start.facts[name] for name in packages.FACTS if name in start.facts}
+    return {}
+
+
+def gather_facts(state: RunState, build: int, running: Running, *, said_version: str | None) -> dict[str, JsonValue]:
+    """Everything a ready server says of itself: its log, its metrics, the packages it runs on, its commit.
+
+    Raises nothing for what cannot be had: the fact is missing.
+    """
+    from imagebisect.vllm import facts as log_facts
+    from imagebisect.vllm import kv_pool, metrics, packages
+    from imagebisect.vllm.transport import get_text
+
+    found = log_facts.read(running.spec.log_path)
+    if said_version:
+        found.setdefault("version", said_version)
+    scrape = get_text(f"{running.url}/metrics", timeout_s=METRICS_S)
+    found |= kv_pool.pool(found, metrics.parse(scrape).cache_config if scrape else {})
+    known = _known_packages(state, build)
+    if not known:
+        code, output = running.run_python(packages.CODE, packages.ASK_S)
+        known = packages.parse(output) if code == 0 else {}
+    found = {**known, **found}
+    identity = state.identities.get(build)
+    label = identity.revision if identity else None
+    driver = state.created.host.get("driver")
+    if driver is not None:
+        found["driver"] = driver
+    if label:
+        short = found.get("commit")
+        if isinstance(short, str) and not label.startswith(short):
+            found["commit_contradiction"] = f"the image says {label}, the version says {short}"
+        found["commit"] = label
+    return found
 
 
 def _use(
@@ -268,7 +401,7 @@ def _use(
 ) -> Failure | None:
     """Wait until a started server is ready and run the scenarios, adding to `seen`; the failure that ended it, if any."""
     from imagebisect import measure
-    from imagebisect.vllm import facts as log_facts
+    from imagebisect.measure import gpu
     from imagebisect.vllm import readiness
 
     plan: Plan = state.plan
@@ -284,11 +417,11 @@ def _use(
     ready = readiness.wait_ready(
         running, log=spec.log_path, boot_s=suite.deadlines.boot_s, stop=bench.stop, on_progress=say
     )
-    facts = log_facts.read(spec.log_path)
-    if ready.version and "version" not in facts:
-        facts["version"] = ready.version
+    facts = gather_facts(state, probe.build, running, said_version=ready.version)
     bench.record(StartReady(start_id=spec.start_id, boot_s=ready.boot_s, facts=facts))
     cards.attach(running)
+    own_pids = running.pids()
+    known_processes = gpu.known(cards)
     for name in probe.scenarios:
         bench.stop.check()
         bench.progress.emit(PhaseBegan(build=build.name, server=server.name, phase=name))
@@ -309,6 +442,9 @@ def _use(
             progress=bench.progress,
             build=build.name,
             server=server,
+            ready_s=ready.boot_s,
+            own_pids=own_pids,
+            known_processes=known_processes,
         )
         measurement: Measurement = measure.run(scenario, context)
         bench.record(Measured(start_id=spec.start_id, measurement=measurement))

@@ -24,6 +24,15 @@ from imagebisect.domain import (
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompareSpec:
+    """A controlled comparison: the builds' indices and how many starts each of them gets on every server."""
+
+    a: int
+    b: int
+    starts: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunCreated:
     """First event: everything that the run was told. `host` holds hardware and versions, no names."""
 
@@ -35,7 +44,8 @@ class RunCreated:
     plan: Plan
     host: Mapping[str, JsonValue]
     model_fingerprint: str
-    purpose: Literal["search", "probe"] = "search"
+    purpose: Literal["search", "probe", "compare"] = "search"
+    compare: CompareSpec | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +72,7 @@ class StartIntended:
     container_name: str
     rendered: Rendered
     baseline: tuple[CardMemory, ...] = ()
+    host_fingerprint: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,14 @@ def test_the_recorded_gpu_boot_gives_its_facts():
         "graph_mib": 51.2,
         "init_engine_s": 97.31,
         "max_num_batched_tokens": 4096,
+        "max_model_len": 188160,
+        "tensor_parallel_size": 1,
+        "prefix_caching": True,
+        "enforce_eager": False,
+        "mamba_page_padding_percent": 0.25,
+        "dynamo_s": 2.72,
+        "profile_run_s": 70.67,
+        "graph_capture_s": 1.0,
     }
 
 

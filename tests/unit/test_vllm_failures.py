@@ -59,6 +59,7 @@ def test_oom_at_request_is_read_at_its_root():
     assert failure.details["capacity_gib"] == 139.8
     assert failure.details["gpu"] == 0
     assert failure.details["reserved_unallocated_mib"] == 112.76
+    assert failure.details["stage"] == "request"
     assert failure.details["frame"] == "vllm/model_executor/models/qwen3_next.py:forward"
     assert failure.masked_by == "EngineDeadError"
     assert failure.exit_code == 0
@@ -83,6 +84,7 @@ def test_oom_at_boot_is_an_oom_at_start():
     assert failure.cause == Cause.OOM_AT_START
     assert (failure.details["asked_mib"], failure.details["free_mib"]) == (96.0, 79.12)
     assert "(s72, 6144)" in failure.details["code"]
+    assert failure.details["stage"] == "warm_up"
     assert failure.masked_by == "RuntimeError: Engine core initialization failed"
 
 
@@ -92,6 +94,7 @@ def test_no_room_for_the_kv_cache_is_a_failure_for_memory():
 
     assert failure.cause == Cause.OOM_AT_START
     assert failure.details["available_kv_mib"] == pytest.approx(-1.32 * 1024)
+    assert failure.details["stage"] == "kv_fit"
 
 
 def test_an_unknown_flag_is_the_builds_own_fault():
@@ -191,8 +194,8 @@ ROOTS = [
     ("ImportError: libcudart.so.12: cannot open shared object file: No such file or directory", Cause.IMPORT_ERROR),
     ("ModuleNotFoundError: No module named 'flashinfer'", Cause.IMPORT_ERROR),
     ("RuntimeError: flashinfer-cubin version (0.6.13) does not match flashinfer version (0.6.14)", Cause.IMPORT_ERROR),
-    ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", Cause.CRASH),
-    ("RuntimeError: CUDA error: device-side assert triggered", Cause.CRASH),
+    ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", Cause.CUDA_ERROR),
+    ("RuntimeError: CUDA error: device-side assert triggered", Cause.CUDA_ERROR),
     ("vllm: error: unrecognized arguments: --foo", Cause.UNKNOWN_FLAG),
     (
         "vllm serve: error: argument --gdn-prefill-backend: invalid choice: 'x' (choose from 'triton')",
@@ -290,11 +293,11 @@ def test_an_oom_that_was_only_warned_of_is_not_the_cause(log):
     assert (failure.cause, failure.message) == (Cause.CRASH, "ValueError: shapes do not fit")
 
 
-def test_an_illegal_access_before_an_oom_is_a_crash(log):
+def test_an_illegal_access_before_an_oom_is_what_counts(log):
     """Memory may run out while a broken engine falls apart; what came first counts."""
     path = log(worker("RuntimeError: CUDA error: an illegal memory access was encountered"), worker(OOM))
 
-    assert failures.classify(path, phase=Phase.REQUEST, exit_state=ended()).cause == Cause.CRASH
+    assert failures.classify(path, phase=Phase.REQUEST, exit_state=ended()).cause == Cause.CUDA_ERROR
 
 
 def test_an_oom_that_the_boot_survived_does_not_explain_a_later_crash(log):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from imagebisect import __version__
-from imagebisect.cli import clean, common, demo, doctor, images, look, plan, probe, run
+from imagebisect.cli import clean, common, compare, demo, doctor, images, look, plan, probe, run
 from imagebisect.errors import ExitCode
 
 _EPILOG = """\b
@@ -29,7 +29,9 @@ Exit codes, over the targets that are bisected, first that applies:
    12  inconclusive or inconsistent
    13  an anchor cannot be tested
     0  finished, nothing regressed
-  `probe`: 0 measured, 3 not measurable, 20.  `demo`: 0 if and only if it found what was planted.
+  `probe`: 0 measured, 3 not measurable, 20.
+  `compare`: 0 compared, whatever the words; 3 no metric could be compared; 20; 130; 2.
+  `demo`: 0 if and only if it found what was planted.
 
 \b
 stdout carries the answer, stderr the progress; --json puts exactly one JSON document on stdout.
@@ -65,6 +67,7 @@ def _root(
 run.register(app)
 plan.register(app)
 probe.register(app)
+compare.register(app)
 look.register(app)
 doctor.register(app)
 clean.register(app)

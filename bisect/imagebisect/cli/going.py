@@ -93,14 +93,45 @@ def go(folder: RunFolder, *, as_json: bool, quiet: bool) -> RunState:
         raise typer.Exit(int(error.exit_code)) from error
 
 
-def save(folder: RunFolder, report: dict[str, Any]) -> str:
-    """Write report.md and report.json into the run's folder; a line that says where they are."""
+def report_of(state: RunState) -> dict[str, Any]:
+    """The report of a run, whatever its purpose."""
+    if state.created.compare is not None:
+        from imagebisect.report import comparing
+
+        return comparing.build(state)
+    from imagebisect.report import build_report
+
+    return build_report(state)
+
+
+def as_text(report: dict[str, Any], *, where: str | None = None) -> str:
+    """A report for a terminal; `where` is the run's folder."""
+    if "comparison" in report:
+        from imagebisect.report import comparing_text
+
+        return comparing_text.render_terminal(report, where=where)
+    from imagebisect.report import terminal
+
+    return terminal.render(report, where=where)
+
+
+def as_markdown(report: dict[str, Any]) -> str:
+    """A report for a GitHub issue."""
+    if "comparison" in report:
+        from imagebisect.report import comparing_text
+
+        return comparing_text.render_markdown(report)
     from imagebisect.report import markdown
 
+    return markdown.render(report)
+
+
+def save(folder: RunFolder, report: dict[str, Any]) -> str:
+    """Write report.md and report.json into the run's folder; a line that says where they are."""
     try:
         (folder.path / "report.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", "utf-8")
         path = folder.path / "report.md"
-        path.write_text(markdown.render(report), "utf-8")
+        path.write_text(as_markdown(report), "utf-8")
     except OSError as error:
         return f"report: could not be written ({error.strerror}); bisect report {folder.run_id} prints it"
     here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
@@ -109,13 +140,11 @@ def save(folder: RunFolder, report: dict[str, Any]) -> str:
 
 def answer(folder: RunFolder, state: RunState, *, as_json: bool) -> int:
     """Print the answer of a finished run; its exit code."""
-    from imagebisect.report import build_report, terminal
-
-    report = build_report(state)
+    report = report_of(state)
     saved = save(folder, report)
     if as_json:
         common.print_json(report)
     else:
-        common.say(terminal.render(report))
+        common.say(as_text(report))
         common.say(saved)
     return int(report["exit_code"])

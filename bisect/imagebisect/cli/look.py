@@ -14,6 +14,8 @@ from imagebisect.errors import UsageError
 
 if TYPE_CHECKING:
     from imagebisect.ledger import RunFolder
+    from imagebisect.search import Probe
+    from imagebisect.state import RunState
 
 
 class Format(StrEnum):
@@ -49,6 +51,9 @@ def status(
 
         folder = ledger.find(results, run_name)
         state = folder.load()
+        if state.created.compare is not None:
+            _status_of_comparison(folder, state, as_json=as_json)
+            return
         report = build_report(state)
         ask = question(state)
         probe = decide(ask, scenarios_of(state.plan)) if state.finished is None else None
@@ -67,16 +72,40 @@ def status(
         if state.finished is not None:
             typer.echo(f"finished {state.finished.at}")
             return
-        if _is_going(folder):
-            typer.echo("a process is working in this results folder now")
-            return
-        if state.stopped is None and state.starts:
-            typer.echo("its process ended without a word (killed, or the power went)")
-        if probe is not None:
-            typer.echo(
-                f"next: {ask.names[probe.build]} on {probe.server} ({probe.why}); at most {starts_left(ask)} starts left"
-            )
-        typer.echo(f"to go on: {going.resume_command(folder)}")
+        _how_to_go_on(folder, state, probe, left=starts_left(ask))
+
+
+def _status_of_comparison(folder: RunFolder, state: RunState, *, as_json: bool) -> None:
+    """Where a comparison stands: the words so far, the next start in its order, how to go on."""
+    from imagebisect import abba
+
+    report = going.report_of(state)
+    probe = abba.next_start(state) if state.finished is None else None
+    left = abba.starts_left(state) if state.finished is None else 0
+    if as_json:
+        name = state.plan.builds[probe.build].name if probe else None
+        report["next"] = {"build": name, "server": probe.server, "why": probe.why} if probe else None
+        report["starts_left"] = left
+        common.print_json(report)
+        return
+    typer.echo(going.as_text(report, where=str(folder.path)))
+    if state.finished is not None:
+        typer.echo(f"finished {state.finished.at}")
+        return
+    _how_to_go_on(folder, state, probe, left=left)
+
+
+def _how_to_go_on(folder: RunFolder, state: RunState, probe: Probe | None, *, left: int) -> None:
+    """What a run without its answer does next, and the command to type."""
+    if _is_going(folder):
+        typer.echo("a process is working in this results folder now")
+        return
+    if state.stopped is None and state.starts:
+        typer.echo("its process ended without a word (killed, or the power went)")
+    if probe is not None:
+        name = state.plan.builds[probe.build].name
+        typer.echo(f"next: {name} on {probe.server} ({probe.why}); at most {left} starts left")
+    typer.echo(f"to go on: {going.resume_command(folder)}")
 
 
 def _is_going(folder: RunFolder) -> bool:
@@ -99,15 +128,15 @@ def report(
         import json
 
         from imagebisect import ledger
-        from imagebisect.report import build_report, markdown, table, terminal
+        from imagebisect.report import table
 
         folder = ledger.find(results, run_name)
-        value = build_report(folder.load())
+        value = going.report_of(folder.load())
         match form:
             case Format.TERMINAL:
-                text = terminal.render(value, where=str(folder.path)) + "\n"
+                text = going.as_text(value, where=str(folder.path)) + "\n"
             case Format.MARKDOWN:
-                text = markdown.render(value)
+                text = going.as_markdown(value)
             case Format.JSON:
                 text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
             case Format.CSV:

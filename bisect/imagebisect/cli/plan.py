@@ -10,7 +10,7 @@ import typer
 from imagebisect.cli import common
 
 if TYPE_CHECKING:
-    from imagebisect.domain import Build, Plan
+    from imagebisect.domain import Build, Plan, Server
 
 
 def register(app: typer.Typer) -> None:
@@ -132,10 +132,18 @@ def describe(plan: Plan) -> dict[str, Any]:
         "scenarios": {server: list(names) for server, names in scenarios_of(plan).items()},
         "worst_case_starts": starts,
         "worst_case_total": sum(starts.values()),
+        "headroom": {server.name: _headroom(plan, server) for server in plan.suite.servers},
         "commands": commands,
         "deltas": list(plan.suite.deltas),
         "images_file": plan.images_file,
     }
+
+
+def _headroom(plan: Plan, server: Server) -> str | None:
+    from imagebisect import headroom
+
+    model = plan.suite.model
+    return headroom.in_plan(headroom.buffer(model.linear_attention if model else None, server), server)
 
 
 def _text(document: dict[str, Any]) -> str:
@@ -152,6 +160,7 @@ def _text(document: dict[str, Any]) -> str:
     for server, starts in document["worst_case_starts"].items():
         order = ", ".join(document["scenarios"][server])
         lines.append(f"{server}: at most {starts} starts if all builds can be tested and no value is unclear; {order}")
+    lines += [f"{server}: {said}" for server, said in document["headroom"].items() if said]
     lines += [f"delta from the published suite: {delta}" for delta in document["deltas"]]
     for server, commands in document["commands"].items():
         lines += ["", f"each start of {server}, in a fresh container or process:"]

@@ -23,6 +23,9 @@ def probe(
     images: common.Images = common.DEFAULT_IMAGES,
     suite: common.SuiteFile = common.DEFAULT_SUITE,
     server: Annotated[list[str] | None, typer.Option("--server", help="Only this server. Repeatable.")] = None,
+    with_variants: Annotated[
+        bool, typer.Option("--variants", help="Also start every variant of these servers, and show what each moved.")
+    ] = False,
     results: common.Results = common.DEFAULT_RESULTS,
     sets: common.Sets = None,
     vars_file: common.VarsFile = None,
@@ -36,7 +39,7 @@ def probe(
     with common.handled(as_json=as_json):
         from dataclasses import replace
 
-        from imagebisect import config, runtime, session
+        from imagebisect import config, runtime, session, variants
         from imagebisect.report import build_report, terminal
         from imagebisect.report.model import unmeasured
 
@@ -47,11 +50,18 @@ def probe(
         if entry is None:
             names = ", ".join(b.name for b in plan.builds)
             raise UsageError(f"there is no build {build!r} in {images}", next_step=f"builds: {names}")
-        servers = tuple(server or (s.name for s in plan.suite.servers))
+        servers = tuple(dict.fromkeys(server or (s.name for s in plan.suite.servers)))
         known = [s.name for s in plan.suite.servers]
         for wanted in servers:
             if wanted not in known:
                 raise UsageError(f"there is no server {wanted!r} in {suite}", next_step=f"servers: {', '.join(known)}")
+        if with_variants:
+            made, servers = variants.spread(plan.suite, servers)
+            if len(made.servers) == len(plan.suite.servers):
+                raise UsageError(
+                    f"{suite} names no variants of {', '.join(servers)}", next_step="add `variants:` (docs/files.md)"
+                )
+            plan = replace(plan, suite=made)
         config.require_startable(replace(plan, builds=(entry,)))
 
         run_id = name or f"probe-{dt.datetime.now(dt.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"

@@ -1,4 +1,4 @@
-"""`bisect run` and `bisect resume`."""
+"""`bisect run`, and `bisect resume` of a search or a comparison."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _is_probe(folder: RunFolder) -> bool:
 
 
 def _unfinished(results: Path) -> list[RunFolder]:
-    """Searches without their answer, oldest first; a ledger that cannot be read is passed over and named."""
+    """Searches and comparisons without their answer, oldest first; a ledger that cannot be read is passed over and named."""
     from imagebisect import ledger
 
     found = []

@@ -116,12 +116,21 @@ class HfCacheEntry(Strict):
     offline: bool = True
 
 
+class LinearAttentionEntry(Strict):
+    """The sizes of a linear-attention (GDN) layer, where config.json is not at hand or says otherwise."""
+
+    value_heads: Positive
+    value_head_dim: Positive
+    dtype_bytes: Positive = 2
+
+
 class ModelEntry(Strict):
     """The model's folder on this host and where the container sees it, or a Hugging Face cache."""
 
     path: Text | None = None
     at: Text = "/models/m"
     hf_cache: HfCacheEntry | None = None
+    linear_attention: LinearAttentionEntry | None = None
 
 
 class MountEntry(Strict):
@@ -206,7 +215,86 @@ class OomProbeEntry(Strict):
     deadline: Seconds | None = None
 
 
-ScenarioEntry = Annotated[IdleMemoryEntry | PrefillEntry | DecodeEntry | OomProbeEntry, Field(discriminator="kind")]
+class LadderEntry(Strict):
+    """Prefill at several lengths in one start."""
+
+    kind: Literal["ladder"]
+    on: Text
+    prompt_tokens: list[Positive] = Field(min_length=2)
+    concurrency: Positive = 1
+    reps: Positive = 2
+    deadline: Seconds | None = None
+
+
+class StartupEntry(Strict):
+    """How long the start took, with its parts."""
+
+    kind: Literal["startup"]
+    on: Text
+    deadline: Seconds | None = None
+
+
+class GrowthEntry(Strict):
+    """Free memory before and after load."""
+
+    kind: Literal["growth"]
+    on: Text
+    prompt_tokens: Positive = 4096
+    output_tokens: Positive = 64
+    concurrency: Positive = 1
+    rounds: Positive = 10
+    samples: Positive = 5
+    interval: Seconds = 1.0
+    deadline: Seconds | None = None
+
+
+class PrintsEntry(Strict):
+    """The number on the last line that a command prints: what it is called, its unit, how values compare."""
+
+    name: Name
+    unit: Text = ""
+    compare: Literal["ratio", "level"] = "ratio"
+
+
+class CommandEntry(Strict):
+    """A program of the user's: a list of words, or a line for `sh -c`."""
+
+    kind: Literal["command"]
+    on: Text
+    run: Annotated[list[Text], Field(min_length=1)] | Text
+    prints: PrintsEntry | None = None
+    deadline: Seconds = 600.0
+
+
+ScenarioEntry = Annotated[
+    IdleMemoryEntry
+    | StartupEntry
+    | PrefillEntry
+    | LadderEntry
+    | DecodeEntry
+    | GrowthEntry
+    | CommandEntry
+    | OomProbeEntry,
+    Field(discriminator="kind"),
+]
+
+
+class AddedEntry(Strict):
+    """An amount added to a flag's number: `{add: -64MiB}`."""
+
+    add: Text
+
+
+class VariantEntry(Strict):
+    """A server with one thing changed, to try on one build; what is not named stays as in `of`."""
+
+    of: Text
+    set_args: dict[str, AddedEntry | Text | None] = Field(default_factory=dict)
+    args_added: list[Text] = Field(default_factory=list, alias="args+")
+    env: dict[str, Text] = Field(default_factory=dict)
+    gpus: list[Annotated[int, Field(ge=0)]] | Literal["all", "none"] | None = None
+    memory: Text | None = None
+    cpuset: Text | None = None
 
 
 class TargetEntry(Strict):
@@ -226,6 +314,7 @@ class SuiteFile(Strict):
     model: ModelEntry | None = None
     base: ServerEntry = Field(default_factory=ServerEntry)
     servers: dict[str, ServerEntry]
+    variants: dict[str, VariantEntry] = Field(default_factory=dict)
     scenarios: dict[str, ScenarioEntry]
     targets: dict[str, TargetEntry]
     deadlines: DeadlinesEntry = Field(default_factory=DeadlinesEntry)

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from imagebisect.config import variables
+from imagebisect.config import model_sizes, variables
 from imagebisect.config.problems import Problems, prune
-from imagebisect.config.schema import (
-    NAME,
-    DecodeEntry,
-    IdleMemoryEntry,
-    ModelEntry,
-    OomProbeEntry,
-    PrefillEntry,
-    ScenarioEntry,
-    ServerEntry,
-    SuiteFile,
-    TargetEntry,
-)
+from imagebisect.config.scenarios import read_scenario
+from imagebisect.config.schema import NAME, ModelEntry, ServerEntry, SuiteFile, TargetEntry
+from imagebisect.config.variants import check_gpus, read_variant
 from imagebisect.config.yaml import Document, PathIn, load
-from imagebisect.domain import Deadlines, Floor, ModelSpec, Mount, Server, Suite, Target, TargetRole
-from imagebisect.scenario import Decode, IdleMemory, MetricKind, OomProbe, Prefill, Scenario
+from imagebisect.domain import (
+    Deadlines,
+    Floor,
+    LinearAttention,
+    ModelSpec,
+    Mount,
+    Server,
+    Suite,
+    Target,
+    TargetRole,
+)
+from imagebisect.scenario import MetricKind, Scenario
 from imagebisect.secrets import secret_names
 
 _OWN_FLAGS = ("--host", "--port", "--uds")
@@ -62,9 +64,9 @@ def load_suite(
         except ValidationError:
             problems.raise_any()
             raise
-    for section in ("servers", "scenarios", "targets"):
+    for section in ("servers", "variants", "scenarios", "targets"):
         entries = getattr(file, section)
-        if not document.data.get(section):
+        if section != "variants" and not document.data.get(section):
             problems.add((section,), "is empty")
         for name in entries:
             if not re.fullmatch(NAME, name) or "." in name:
@@ -74,7 +76,9 @@ def load_suite(
         for name, entry in file.servers.items()
     )
     written = list(document.data["servers"])
-    scenarios = tuple(_scenario(name, entry, problems, written) for name, entry in file.scenarios.items())
+    scenarios = tuple(
+        read_scenario(name, entry, problems, written, base=path.parent) for name, entry in file.scenarios.items()
+    )
     targets = tuple(
         target
         for name, entry in file.targets.items()
@@ -87,6 +91,11 @@ def load_suite(
         for name, server in zip(file.servers, servers, strict=True):
             if any("${model}" in arg for arg in server.args):
                 problems.add(("servers", name), "its args use ${model}, but the suite has no `model`")
+    variants = tuple(
+        made
+        for name, variant in file.variants.items()
+        if (made := read_variant(name, variant, servers, problems)) is not None
+    )
     problems.raise_any()
     deadlines = file.deadlines
     return Suite(
@@ -101,6 +110,7 @@ def load_suite(
         ),
         seed=file.seed,
         gpu_probe=file.gpu_probe,
+        variants=variants,
         deltas=(
             *(f"--add-arg {arg} on every server" for arg in add_args),
             *(f"--env {name}={value} on every server" for name, value in (envs or {}).items()),
@@ -160,51 +170,8 @@ def _server(
         cache=given.get("cache") or "fresh",
         container_port=given.get("container_port") or 8000,
     )
-    if isinstance(server.gpus, tuple):
-        if len(set(server.gpus)) != len(server.gpus) or not server.gpus:
-            problems.add((*place, "gpus"), f"expected different card numbers, found {list(server.gpus)}")
-        elif len(server.gpus) < server.tensor_parallel_size:
-            problems.add(
-                (*place, "gpus"),
-                f"{len(server.gpus)} cards are too few for --tensor-parallel-size={server.tensor_parallel_size}",
-            )
+    check_gpus(server, place, problems)
     return server
-
-
-def _scenario(name: str, entry: ScenarioEntry, problems: Problems, known: list[str]) -> Scenario:
-    if entry.on not in known:
-        problems.add(("scenarios", name, "on"), f"expected a server ({', '.join(known)}), found {entry.on!r}")
-    concurrency = getattr(entry, "concurrency", ())
-    if len(set(concurrency)) != len(concurrency):
-        problems.add(("scenarios", name, "concurrency"), f"a concurrency stands twice in {list(concurrency)}")
-    match entry:
-        case IdleMemoryEntry():
-            return IdleMemory(
-                name=name, on=entry.on, samples=entry.samples, interval_s=entry.interval, deadline_s=entry.deadline
-            )
-        case PrefillEntry():
-            return Prefill(
-                name=name,
-                on=entry.on,
-                prompt_tokens=entry.prompt_tokens,
-                concurrency=tuple(entry.concurrency),
-                reps=entry.reps,
-                deadline_s=entry.deadline,
-            )
-        case DecodeEntry():
-            return Decode(
-                name=name,
-                on=entry.on,
-                prompt_tokens=entry.prompt_tokens,
-                output_tokens=entry.output_tokens,
-                concurrency=tuple(entry.concurrency),
-                reps=entry.reps,
-                deadline_s=entry.deadline,
-            )
-        case OomProbeEntry():
-            return OomProbe(
-                name=name, on=entry.on, ladder=tuple(entry.ladder), repeats=entry.repeats, deadline_s=entry.deadline
-            )
 
 
 def _target(name: str, entry: TargetEntry, problems: Problems, scenarios: tuple[Scenario, ...]) -> Target | None:
@@ -259,17 +226,21 @@ def _model(entry: ModelEntry | None, document: Document, problems: Problems, *, 
     if entry.hf_cache is not None:
         cache = entry.hf_cache
         raw = document.data["model"]["hf_cache"]["path"]
-        return ModelSpec(
+        model = ModelSpec(
             path=_resolved(cache.path, raw, base),
             at=HF_AT,
             repo=cache.repo,
             revision=cache.revision,
             offline=cache.offline,
         )
-    assert entry.path is not None
-    if not entry.at.startswith("/"):
-        problems.add(("model", "at"), f"expected a path in the container that begins with '/', found {entry.at!r}")
-    return ModelSpec(path=_resolved(entry.path, document.data["model"]["path"], base), at=entry.at)
+    else:
+        assert entry.path is not None
+        if not entry.at.startswith("/"):
+            problems.add(("model", "at"), f"expected a path in the container that begins with '/', found {entry.at!r}")
+        model = ModelSpec(path=_resolved(entry.path, document.data["model"]["path"], base), at=entry.at)
+    given = entry.linear_attention
+    sizes = LinearAttention(**given.model_dump()) if given is not None else model_sizes.linear_attention(model)
+    return replace(model, linear_attention=sizes)
 
 
 def _resolved(text: str, written: object, base: Path) -> str:

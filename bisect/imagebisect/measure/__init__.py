@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import assert_never
 
 from imagebisect.domain import Measurement
-from imagebisect.measure import decode, idle_memory, oom_probe, prefill
+from imagebisect.measure import command, decode, growth, idle_memory, ladder, oom_probe, prefill, startup
 from imagebisect.measure.context import Context
 from imagebisect.measure.prompts import vocab_size
-from imagebisect.scenario import Decode, IdleMemory, OomProbe, Prefill, Scenario
+from imagebisect.scenario import Command, Decode, Growth, IdleMemory, Ladder, OomProbe, Prefill, Scenario, Startup
 
 __all__ = ["Context", "run", "vocab_size"]
 
@@ -23,10 +23,18 @@ def run(scenario: Scenario, ctx: Context) -> Measurement:
     match scenario:
         case IdleMemory():
             found = idle_memory.measure(scenario, ctx)
+        case Startup():
+            found = startup.measure(scenario, ctx)
         case Prefill():
             found = prefill.measure(scenario, ctx)
+        case Ladder():
+            found = ladder.measure(scenario, ctx)
         case Decode():
             found = decode.measure(scenario, ctx)
+        case Growth():
+            found = growth.measure(scenario, ctx)
+        case Command():
+            found = command.measure(scenario, ctx)
         case OomProbe():
             found = oom_probe.measure(scenario, ctx)
         case _:

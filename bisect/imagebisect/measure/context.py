@@ -19,7 +19,9 @@ class Context:
     """A ready server and everything to measure it with.
 
     `baseline` holds the cards before the start (empty where they could not be read), `facts` what the log says
-    of the server, `request_s` the seconds one request round may take, `build` the name that progress shows.
+    and the metrics say of the server, `ready_s` the seconds to its first token, `request_s` the seconds one request
+    round may take, `build` the name that progress shows, `own_pids` the server's processes where they are known,
+    `known_processes` the (card index, pid) on the cards when it was ready.
     """
 
     running: Running
@@ -37,3 +39,6 @@ class Context:
     progress: Progress
     build: str
     server: Server
+    ready_s: float = 0.0
+    own_pids: frozenset[int] = frozenset()
+    known_processes: frozenset[tuple[int, int]] | None = None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
 from imagebisect.domain import Measurement
 from imagebisect.measure.context import Context
 from imagebisect.measure.load import Round
-from imagebisect.measure.rounds import RoundFailedError, Rounds, Shape, Taken
+from imagebisect.measure.rounds import RoundFailedError, Rounds, Taken
+from imagebisect.measure.validity import Shape
 from imagebisect.scenario import Decode
 
 WARMUP_OUTPUT_TOKENS = 8
@@ -40,7 +42,7 @@ def measure(scenario: Decode, context: Context) -> Measurement:
     rounds = Rounds(
         context=context,
         scenario=scenario.name,
-        concurrency=scenario.concurrency,
+        shapes=tuple((scenario.prompt_tokens, concurrency) for concurrency in scenario.concurrency),
         reps_wanted=scenario.reps,
         unit="tok/s",
         value=output_tok_s,
@@ -53,12 +55,8 @@ def measure(scenario: Decode, context: Context) -> Measurement:
             shape = Shape(
                 concurrency=concurrency, prompt_tokens=scenario.prompt_tokens, output_tokens=scenario.output_tokens
             )
-            warm = Shape(
-                concurrency=concurrency,
-                prompt_tokens=scenario.prompt_tokens,
-                output_tokens=min(scenario.output_tokens, WARMUP_OUTPUT_TOKENS),
-            )
-            rounds.take(warm, purpose="warmup", rep=0)
+            few = min(scenario.output_tokens, WARMUP_OUTPUT_TOKENS)
+            rounds.take(shape, purpose="warmup", rep=0, sent=replace(shape, output_tokens=few))
             values, per_token = [], []
             for rep in range(scenario.reps):
                 taken = rounds.take_valid(shape, rep=rep)

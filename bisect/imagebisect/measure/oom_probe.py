@@ -8,7 +8,8 @@ from __future__ import annotations
 from imagebisect.domain import Measurement
 from imagebisect.measure.context import Context
 from imagebisect.measure.prefill import prompt_tok_s
-from imagebisect.measure.rounds import RoundFailedError, Rounds, Shape
+from imagebisect.measure.rounds import RoundFailedError, Rounds
+from imagebisect.measure.validity import Shape
 from imagebisect.outcome import Cause
 from imagebisect.scenario import OomProbe
 
@@ -18,7 +19,7 @@ def measure(scenario: OomProbe, context: Context) -> Measurement:
     rounds = Rounds(
         context=context,
         scenario=scenario.name,
-        concurrency=tuple(concurrency for _, concurrency in scenario.ladder),
+        shapes=scenario.ladder,
         reps_wanted=scenario.repeats * len(scenario.ladder),
         unit="tok/s",
         value=prompt_tok_s,
@@ -41,7 +42,7 @@ def measure(scenario: OomProbe, context: Context) -> Measurement:
         found["survived"] = 1.0
     except RoundFailedError as failed:
         failure = failed.failure
-        rounds.samples["died_at"] = {**climbed[-1], "request": number}
+        rounds.samples["died_at"] = {**climbed[-1], "rung": number + 1, "requests": list(failed.answers)}
         if failure.cause in {Cause.OOM_AT_REQUEST, Cause.OOM_AT_START}:
             found["survived"] = 0.0
     if rounds.lowest_free_mib is not None:

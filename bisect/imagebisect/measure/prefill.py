@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
 from imagebisect.domain import Measurement
 from imagebisect.measure.context import Context
 from imagebisect.measure.load import Round
-from imagebisect.measure.rounds import RoundFailedError, Rounds, Shape, chunk_tokens
+from imagebisect.measure.rounds import RoundFailedError, Rounds, chunk_tokens
+from imagebisect.measure.validity import Shape
 from imagebisect.scenario import Prefill
 
 
@@ -27,7 +29,7 @@ def measure(scenario: Prefill, context: Context) -> Measurement:
     rounds = Rounds(
         context=context,
         scenario=scenario.name,
-        concurrency=scenario.concurrency,
+        shapes=tuple((scenario.prompt_tokens, concurrency) for concurrency in scenario.concurrency),
         reps_wanted=scenario.reps,
         unit="tok/s",
         value=prompt_tok_s,
@@ -37,9 +39,8 @@ def measure(scenario: Prefill, context: Context) -> Measurement:
     failure = None
     try:
         for concurrency in scenario.concurrency:
-            warm = Shape(concurrency=concurrency, prompt_tokens=short, output_tokens=1)
-            rounds.take(warm, purpose="warmup", rep=0)
             shape = Shape(concurrency=concurrency, prompt_tokens=scenario.prompt_tokens, output_tokens=1)
+            rounds.take(shape, purpose="warmup", rep=0, sent=replace(shape, prompt_tokens=short))
             values = []
             for rep in range(scenario.reps):
                 taken = rounds.take_valid(shape, rep=rep)

@@ -31,7 +31,8 @@ _WORDS_TEXT = (
 )
 
 
-def _config_files(model: ModelSpec) -> list[Path]:
+def config_files(model: ModelSpec) -> list[Path]:
+    """Where the model's config.json may be, the likeliest first."""
     root = Path(model.path)
     if model.repo is None:
         return [root / "config.json"]
@@ -43,7 +44,7 @@ def _config_files(model: ModelSpec) -> list[Path]:
 
 def vocab_size(model: ModelSpec | None) -> int:
     """Token ids the model knows, from its config.json (`vocab_size`, or the text part's), else 32,000."""
-    for path in _config_files(model) if model is not None else ():
+    for path in config_files(model) if model is not None else ():
         try:
             config: Any = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -95,7 +96,7 @@ class Prompts:
         """
         usable = self.id_range
         first = usable[(self._number("first") + place.ordinal) % len(usable)]
-        key = f"{place.purpose}/{place.concurrency}/{place.rep}/{place.attempt}/{place.slot}"
+        key = f"{place.purpose}/{place.concurrency}/{place.rep}/{place.attempt}/{place.slot}/{place.ordinal}"
         rest = random.Random(self._number(key)).choices(usable, k=count - 1)  # noqa: S311
         return [first, *rest]
 

@@ -11,11 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from imagebisect.domain import Failure, JsonValue, Measurement, Phase, Rep
-from imagebisect.measure import load, prompts
+from imagebisect.measure import load, prompts, validity
 from imagebisect.measure.context import Context
 from imagebisect.measure.gpu import Lowest, sampling
+from imagebisect.measure.validity import Shape
+from imagebisect.measure.watch import ProgressWatch
 from imagebisect.outcome import Cause
 from imagebisect.progress import RepEnded
+from imagebisect.scenario import VARIANT_MARK
 from imagebisect.vllm import failures, logmarks, metrics
 from imagebisect.vllm.aftermath import wait_for_end
 from imagebisect.vllm.logtail import LogTail
@@ -25,7 +28,11 @@ from imagebisect.vllm.transport import get_text
 MOST_REPEATS = 2
 """Times an invalid rep is taken again."""
 
+DEFAULT_CHUNK_TOKENS = 8192
+"""Taken for a prefill chunk where neither the log nor the arguments say."""
+
 _SCRAPE_S = 10.0
+_HEALTH_S = 2.0
 _IDLE_S = 30.0
 _LATE_COUNTERS_S = 1.0
 _LOG_LAG_S = 0.03
@@ -33,20 +40,15 @@ _LOG_LAG_S = 0.03
 
 
 class RoundFailedError(Exception):
-    """A round ended without all its answers; the scenario ends with what it has."""
+    """A round ended without all its answers; the scenario ends with what it has.
 
-    def __init__(self, failure: Failure) -> None:
+    `answers` says of each request, in the order they were sent, how it ended and after how many seconds.
+    """
+
+    def __init__(self, failure: Failure, answers: tuple[str, ...] = ()) -> None:
         super().__init__(failure.message)
         self.failure = failure
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """What a round sends: `concurrency` requests of `prompt_tokens` ids each, `output_tokens` wanted from each."""
-
-    concurrency: int
-    prompt_tokens: int
-    output_tokens: int
+        self.answers = answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +65,14 @@ Value = Callable[[load.Round, Shape], float]
 
 @dataclass(kw_only=True)
 class Rounds:
-    """Takes the reps of one scenario in one start and keeps their record."""
+    """Takes the reps of one scenario in one start and keeps their record.
+
+    `shapes` are the (prompt tokens, concurrency) that the scenario measures, each once.
+    """
 
     context: Context
     scenario: str
-    concurrency: tuple[int, ...]
+    shapes: tuple[tuple[int, int], ...]
     reps_wanted: int
     unit: str
     value: Value
@@ -80,9 +85,13 @@ class Rounds:
     def __post_init__(self) -> None:
         """Start reading the log from here on."""
         self._tail = LogTail(self.context.log, from_end=True)
+        # a variant's copy of a scenario sends what the scenario itself does
         self._prompts = prompts.Prompts(
-            seed=self.context.seed, scenario=self.scenario, vocab_size=self.context.vocab_size
+            seed=self.context.seed,
+            scenario=self.scenario.partition(VARIANT_MARK)[0],
+            vocab_size=self.context.vocab_size,
         )
+        self._watch = ProgressWatch(self._scrape, self.context.request_s)
 
     # ------------------------------------------------------------------ looking on
 
@@ -91,6 +100,7 @@ class Rounds:
         self.context.stop.check()
         lines = self._tail.new_lines()
         self._lines += lines
+        self._watch.look()
         fatal = next((line for line in lines if failures.is_fatal(line)), None)
         if fatal is not None:
             return f"the log says: {fatal.strip()[-200:]}"
@@ -117,8 +127,9 @@ class Rounds:
         deadline = time.monotonic() + _LATE_COUNTERS_S
         while True:
             after = self._scrape()
-            counted = metrics.delta(before, after).succeeded
-            if counted is None or counted >= requests or time.monotonic() > deadline:
+            counted = metrics.delta(before, after)
+            known = counted.succeeded is None or counted.succeeded >= requests
+            if (known and not (counted.running or counted.waiting)) or time.monotonic() > deadline:
                 return after
             self.context.stop.wait(0.05)
 
@@ -130,38 +141,48 @@ class Rounds:
             return rep
         rounds_each = 1 + self.reps_wanted * (MOST_REPEATS + 1)
         within = 0 if purpose == "warmup" else 1 + rep * (MOST_REPEATS + 1) + attempt
-        return self.concurrency.index(shape.concurrency) * rounds_each + within
+        return self.shapes.index((shape.prompt_tokens, shape.concurrency)) * rounds_each + within
 
-    def _bodies(self, shape: Shape, *, purpose: str, rep: int, attempt: int) -> list[bytes]:
-        number = self._round_number(shape, purpose=purpose, rep=rep, attempt=attempt)
+    def _bodies(self, number: int, sent: Shape, *, purpose: str, rep: int, attempt: int) -> list[bytes]:
         bodies = []
-        for slot in range(shape.concurrency):
+        widest = max(concurrency for _, concurrency in self.shapes)
+        for slot in range(sent.concurrency):
             place = prompts.Place(
                 purpose=purpose,
-                concurrency=shape.concurrency,
+                concurrency=sent.concurrency,
                 rep=rep,
                 attempt=attempt,
                 slot=slot,
-                ordinal=number * max(self.concurrency) + slot,
+                ordinal=number * widest + slot,
             )
-            ids = self._prompts.ids(place, shape.prompt_tokens)
+            ids = self._prompts.ids(place, sent.prompt_tokens)
             bodies.append(
-                prompts.body(self.context.model_id, ids, max_tokens=shape.output_tokens, endpoint=self.context.endpoint)
+                prompts.body(self.context.model_id, ids, max_tokens=sent.output_tokens, endpoint=self.context.endpoint)
             )
         return bodies
 
-    def take(self, shape: Shape, *, purpose: str, rep: int, attempt: int = 0) -> Taken:
-        """Do one round and record it. `purpose` is `warmup`, `rep` or `rung`.
+    def take(self, shape: Shape, *, purpose: str, rep: int, attempt: int = 0, sent: Shape | None = None) -> Taken:
+        """Do one round and record it.
+
+        Args:
+            shape: one of the scenario's shapes.
+            purpose: `warmup`, `rep`, `load` (an untimed round) or `rung` (of a ladder that may kill the server).
+            rep: which one, from 0; a rung's number counts over the whole ladder.
+            attempt: which repeat of an invalid rep.
+            sent: a smaller shape that stands for it in a warm-up.
 
         Raises:
             RoundFailedError: not every request was answered; the rep is recorded as invalid.
             Interrupted: a stop was asked for.
         """
         warmup = purpose == "warmup"
-        bodies = self._bodies(shape, purpose=purpose, rep=rep, attempt=attempt)
+        number = self._round_number(shape, purpose=purpose, rep=rep, attempt=attempt)
+        shape = sent or shape
+        bodies = self._bodies(number, shape, purpose=purpose, rep=rep, attempt=attempt)
         before, idle = self._scrape_idle()
         self._lines.clear()
-        with sampling(self.context.probe) as lowest:
+        self._watch.begin()
+        with sampling(self.context.probe, own=self.context.own_pids, known=self.context.known_processes) as lowest:
             done = load.send(
                 self.context.url,
                 bodies,
@@ -169,17 +190,19 @@ class Rounds:
                 guard=self._guard,
                 deadline_s=self.context.request_s,
             )
+        self._watch.end()
         self._note_memory(lowest)
         if not done.complete:
             failure = self._failure(done, shape)
             made = self._rep(done, shape, rep=rep, warmup=warmup, invalid=failure.message, lowest=lowest)
             self._record(made, note=f"failed: {failure.cause}")
-            raise RoundFailedError(failure)
+            raise RoundFailedError(failure, tuple(_in_words(answer) for answer in done.answers))
         counted = metrics.delta(before, self._scrape_after(before, shape.concurrency))
         self.context.stop.wait(_LOG_LAG_S)
         self._guard()
         marks = logmarks.marks(self._lines)
-        evidence = self._evidence(done, shape, counted, lowest, idle=idle)
+        exact = self.context.endpoint == "completions"
+        evidence = [*validity.evidence(done, shape, counted, lowest, idle=idle, exact=exact)]
         if marks and not warmup and purpose == "rep":
             if not evidence and attempt == MOST_REPEATS:
                 # Every attempt shows it, so it is how this build serves and not an accident of the instrument.
@@ -205,9 +228,10 @@ class Rounds:
             if taken.rep.invalid is None:
                 return taken
             reasons.append(taken.rep.invalid)
+        cause = Cause.GPU_BUSY if validity.is_foreign_load(reasons) else Cause.INVALID_MEASUREMENT
         raise RoundFailedError(
             Failure(
-                cause=Cause.INVALID_MEASUREMENT,
+                cause=cause,
                 phase=Phase.REQUEST,
                 message=f"rep {rep + 1} at C={shape.concurrency} was invalid {len(reasons)} times: {reasons[-1]}",
                 details={"reasons": reasons},
@@ -216,29 +240,6 @@ class Rounds:
 
     # ------------------------------------------------------------------ making sense
 
-    def _evidence(self, done: load.Round, shape: Shape, counted: Snapshot, lowest: Lowest, *, idle: bool) -> list[str]:
-        """Why this round must not count, from the instruments."""
-        found = []
-        exact = self.context.endpoint == "completions"
-        for answer in done.answers:
-            if exact and answer.prompt_tokens != shape.prompt_tokens:
-                found.append(f"asked {shape.prompt_tokens} prompt tokens, the server counted {answer.prompt_tokens}")
-                break
-        for answer in done.answers:
-            if answer.completion_tokens not in {None, shape.output_tokens}:
-                found.append(f"asked {shape.output_tokens} output tokens, got {answer.completion_tokens}")
-                break
-        hits = _hits(done, counted)
-        if hits:
-            found.append(f"{hits} prompt tokens came from the prefix cache")
-        if not idle:
-            found.append("another request was running before it began")
-        if counted.succeeded is not None and counted.succeeded > shape.concurrency:
-            found.append(f"{counted.succeeded:.0f} requests ended, {shape.concurrency} were ours")
-        if lowest.slowdowns:
-            found.append("the clocks were slowed: " + ", ".join(sorted(lowest.slowdowns)))
-        return found
-
     def _failure(self, done: load.Round, shape: Shape) -> Failure:
         """Why not every request was answered."""
         context = self.context
@@ -246,9 +247,12 @@ class Rounds:
         refused = next((a for a in done.answers if a.status is not None and 400 <= a.status < 500), None)
         if done.late:
             ended = wait_for_end(context.running, context.log, context.stop, limit_s=0.0)
-            seen = f"{size}: no answer within {context.request_s:.0f} s"
+            healthy = get_text(f"{context.url}/health", timeout_s=_HEALTH_S) is not None
+            health = "/health says 200" if healthy else "/health does not answer 200"
+            seen = f"{size}: no answer within {context.request_s:.0f} s; {health}; {self._watch.words()}"
+            fallback = Cause.REQUEST_TIMEOUT if self._watch.moved else Cause.STUCK
             return failures.classify(
-                context.log, phase=Phase.REQUEST, exit_state=ended, observed=seen, fallback=Cause.STUCK
+                context.log, phase=Phase.REQUEST, exit_state=ended, observed=seen, fallback=fallback
             )
         if refused is not None and done.cut is None:
             seen = f"{size}: HTTP {refused.status}: {refused.text[:400]}"
@@ -291,11 +295,15 @@ class Rounds:
             server_prefill_s=counted.prefill_s,
             server_queue_s=counted.queue_s,
             server_ttft_s=counted.ttft_s,
-            cache_hit_tokens=_hits(done, counted),
+            server_e2e_s=counted.e2e_s,
+            cache_hit_tokens=validity.cache_hits(done, counted),
             marks=marks,
             invalid=invalid,
             value=self.value(done, shape) if done.complete else None,
             min_free_mib=lowest.worst_mib,
+            min_sm_clock_mhz=min(lowest.min_sm_clock_mhz.values(), default=None),
+            max_temperature_c=max(lowest.max_temperature_c.values(), default=None),
+            max_power_w=max(lowest.max_power_w.values(), default=None),
         )
 
     def _note_memory(self, lowest: Lowest) -> None:
@@ -332,12 +340,9 @@ class Rounds:
         )
 
 
-def _hits(done: load.Round, counted: Snapshot) -> int | None:
-    """Prompt tokens from the prefix cache: the server's counter, else what the answers say, None where neither does."""
-    if counted.prefix_hits is not None:
-        return round(counted.prefix_hits)
-    said = [answer.cached_tokens for answer in done.answers if answer.cached_tokens is not None]
-    return sum(said) if said else None
+def _in_words(answer: load.Answer) -> str:
+    how = f"HTTP {answer.status}" if answer.status is not None else answer.error
+    return f"{how} after {answer.seconds:.2f} s"
 
 
 def chunk_tokens(context: Context) -> int:
@@ -345,11 +350,4 @@ def chunk_tokens(context: Context) -> int:
     said = context.facts.get("max_num_batched_tokens")
     if isinstance(said, int) and said > 0:
         return said
-    flag = "--max-num-batched-tokens"
-    args = context.server.args
-    for position, arg in enumerate(args):
-        name, _, value = arg.partition("=")
-        if name == flag:
-            text = value or (args[position + 1] if position + 1 < len(args) else "")
-            return int(text) if text.isdigit() and int(text) > 0 else 8192
-    return 8192
+    return context.server.whole_number("--max-num-batched-tokens") or DEFAULT_CHUNK_TOKENS

@@ -25,11 +25,11 @@ def render(report: dict[str, Any]) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {
-        "cell": _cell,
+        "cell": cell,
         "number": wording.number,
         "duration": wording.duration,
-        "shell": _shell,
-        "shellenv": lambda env: _shell(f"{name}={value}" for name, value in env.items()),
+        "shell": shell,
+        "shellenv": lambda env: shell(f"{name}={value}" for name, value in env.items()),
     }
     template = environment.get_template("report.md.jinja")
     for left_out in range(4):
@@ -43,15 +43,17 @@ def render(report: dict[str, Any]) -> str:
             hardware=wording.hardware(report["run"]["host"]),
             effort=wording.effort(report["run"]),
             started=wording.started(report),
+            headroom=wording.headroom(report),
+            leftovers=wording.leftovers(report),
             left_out=left_out,
-            commands=_commands(report),
+            commands=commands_of(report),
         )
         if len(text) <= LIMIT:
             return text
     return text[: LIMIT - 40] + "\n\n(cut here: too long for GitHub)\n"
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
     """Text that cannot break out of a table cell or become markup."""
     text = "" if value is None else str(value)
     for mark in ("\\", "|", "<", "`"):
@@ -59,12 +61,12 @@ def _cell(value: object) -> str:
     return " ".join(text.split())
 
 
-def _shell(words: Iterable[str]) -> str:
+def shell(words: Iterable[str]) -> str:
     """A command line that cannot end the code block it stands in."""
     return shlex.join(words).replace("```", "'''")
 
 
-def _commands(report: dict[str, Any]) -> dict[str, list[str]]:
+def commands_of(report: dict[str, Any]) -> dict[str, list[str]]:
     """One command of each server as it was started: of a first bad build where there is one."""
     located = {target["first_bad"]["name"] for target in report["targets"] if target["first_bad"]}
     found: dict[str, list[str]] = {}

@@ -8,8 +8,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from imagebisect import headroom, variants
 from imagebisect.domain import (
     Build,
+    Failure,
     ImageSource,
     Measurement,
     Plan,
@@ -67,7 +69,19 @@ def _version(state: RunState, index: int) -> str | None:
     return identity.version if identity else None
 
 
-def _start(start: StartRecord) -> dict[str, Any]:
+def _headroom(plan: Plan, start: StartRecord, failure: Failure | None) -> str | None:
+    """What a full batch needs for a moment against what was free, for models with a linear-attention layer."""
+    server = plan.suite.server(start.intended.server)
+    model = plan.suite.model
+    found = headroom.buffer(model.linear_attention if model else None, server, start.facts)
+    idle = [m.metrics["free_idle_mib"] for m in start.measurements if "free_idle_mib" in m.metrics]
+    asked = failure.details.get("asked_mib") if failure else None
+    return headroom.in_report(
+        found, free_idle_mib=idle[0] if idle else None, asked_mib=asked if isinstance(asked, float) else None
+    )
+
+
+def _start(plan: Plan, start: StartRecord) -> dict[str, Any]:
     failure = start.failure or next((m.failure for m in start.measurements if m.failure is not None), None)
     return {
         "id": start.intended.start_id,
@@ -80,6 +94,7 @@ def _start(start: StartRecord) -> dict[str, Any]:
         "message": failure.message if failure else None,
         "masked_by": failure.masked_by if failure else None,
         "details": dict(failure.details) if failure else {},
+        "headroom": _headroom(plan, start, failure),
         "boot_s": start.boot_s,
         "seconds": start.seconds,
         "facts": dict(start.facts),
@@ -165,7 +180,7 @@ def _build(state: RunState, index: int, found: tuple[TargetResult, ...]) -> dict
         if build.overrides
         else None,
         "pull_failure": pull.message if pull else None,
-        "starts": [_start(start) for start in state.starts if start.intended.build == index],
+        "starts": [_start(state.plan, start) for start in state.starts if start.intended.build == index],
         "verdicts": {result.target: _verdict(state.plan, result, index) for result in found},
     }
 
@@ -220,7 +235,7 @@ def build_report(state: RunState) -> dict[str, Any]:
     judged = state.created.purpose != "probe"
     over = [start for start in state.starts if start.outcome is not None]
     reps = [rep for start in over for measurement in start.measurements for rep in measurement.reps]
-    report = {
+    report: dict[str, Any] = {
         "schema": SCHEMA,
         "exit_code": int(code),
         "reason": reason,
@@ -251,6 +266,7 @@ def build_report(state: RunState) -> dict[str, Any]:
         "targets": [_target(state, t, by_name[t.name]) for t in plan.suite.targets] if judged else [],
         "builds": [_build(state, index, found if judged else ()) for index in range(len(plan.builds))],
     }
+    report["variants"] = variants.moved(report, plan.suite)
     pass_env = {name for server in plan.suite.servers for name in server.pass_env}
     written: dict[str, str] = {}
     for env in (*(s.env for s in plan.suite.servers), *(b.overrides.env for b in plan.builds if b.overrides)):

@@ -6,6 +6,30 @@ from typing import Any
 
 from imagebisect.report import wording
 
+SHOWN_FACTS = (
+    "version",
+    "commit",
+    "commit_contradiction",
+    "torch",
+    "cuda",
+    "flashinfer",
+    "transformers",
+    "triton",
+    "nccl",
+    "driver",
+    "architecture",
+    "attention_backend",
+    "gdn_prefill_kernel",
+    "model_runner",
+    "block_size",
+    "weights_mib",
+    "compile_s",
+    "graph_mib",
+    "init_engine_s",
+    "skipped_memory_profiling",
+)
+"""Facts that a probe prints, in this order; the JSON has all of them."""
+
 
 def render(report: dict[str, Any], *, where: str | None = None) -> str:
     """The whole answer; `where` is the run's folder."""
@@ -23,6 +47,9 @@ def render(report: dict[str, Any], *, where: str | None = None) -> str:
     if report["targets"]:
         lines += _table(report)
         lines.append("")
+    notes = [*wording.headroom(report), *wording.leftovers(report)]
+    if notes:
+        lines += [*notes, ""]
     lines.append(f"{wording.hardware(run['host'])}")
     lines.append(wording.effort(run))
     lines += [f"delta from the published suite: {delta}" for delta in run["deltas"]]
@@ -90,17 +117,47 @@ def render_probe(report: dict[str, Any]) -> str:
             )
             if start["message"]:
                 lines.append(f"  {start['message']}")
-            if isinstance(facts.get("kv_cache_tokens"), int):
-                lines.append(f"  KV pool: {facts['kv_cache_tokens']:,} tokens")
-            shown = ("version", "attention_backend", "gdn_prefill_kernel", "model_runner")
-            lines += [f"  {name}: {facts[name]}" for name in shown if name in facts]
+            pool = _pool(facts)
+            if pool:
+                lines.append(f"  KV pool: {pool}")
+            lines += [f"  {name}: {facts[name]}" for name in SHOWN_FACTS if name in facts]
+            if start["headroom"]:
+                lines.append(f"  {start['headroom']}")
             if start["boot_s"] is not None:
                 lines.append(f"  ready after {start['boot_s']:.1f} s")
             for measurement in start["measurements"]:
                 lines += _measurement(measurement)
         if build["pull_failure"]:
             lines.append(f"{build['name']}: {build['pull_failure']}")
+    for variant in report["variants"]:
+        lines += ["", *_variant(variant)]
     return "\n".join(lines)
+
+
+def _variant(variant: dict[str, Any]) -> list[str]:
+    """What a variant moved, metric by metric."""
+    lines = [f"{variant['name']} is {variant['of']} with {', '.join(variant['changes'])}"]
+    if variant["failures"]:
+        lines.append(f"  it failed: {', '.join(variant['failures'])}")
+    rows = [["metric", variant["of"], variant["name"], "change"]]
+    for row in variant["metrics"]:
+        percent, change = row["change_percent"], row["change"]
+        moved = f"{percent:+.1f} %" if percent is not None else "" if change is None else f"{change:+,.6g}"
+        values = ["-" if row[key] is None else wording.number(row[key]) for key in ("value", "with_variant")]
+        rows.append([row["metric"], *values, moved])
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return lines + [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+def _pool(facts: dict[str, Any]) -> str:
+    """The KV pool as far as it is known, e.g. `4,096 MiB, 2,621 blocks, 2,037,881 tokens`."""
+    parts = []
+    if "kv_pool_bytes" in facts:
+        parts.append(f"{facts['kv_pool_bytes'] / 2**20:,.0f} MiB")
+    parts += [f"{facts[f'kv_pool_{unit}']:,} {unit}" for unit in ("blocks", "tokens") if f"kv_pool_{unit}" in facts]
+    return ", ".join(parts)
 
 
 def _measurement(measurement: dict[str, Any]) -> list[str]:

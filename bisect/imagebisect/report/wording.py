@@ -109,10 +109,11 @@ def change(target: dict[str, Any]) -> str:
     counts = f"{len(starts.get(good, []))}+{len(starts.get(bad, []))} starts"
     if target["kind"] == "event":
         sides = []
+        done = "passed" if target["metric"].endswith(".passed") else "survived"
         for name, rate in ((good, target["good_rate"]), (bad, target["bad_rate"])):
             values = starts.get(name, [])
             sides.append(
-                f"{name} survived {sum(v == 1.0 for v in values)} of {len(values)}" if rate is not None else f"{name} -"
+                f"{name} {done} {sum(v == 1.0 for v in values)} of {len(values)}" if rate is not None else f"{name} -"
             )
         return ", ".join(sides)
     unit = target["unit"]
@@ -145,3 +146,25 @@ def coverage(target: dict[str, Any]) -> str:
         f"in a range probed at {target['probed']} of {target['in_range']} builds; "
         f"longest unprobed stretch {target['longest_unprobed']}"
     )
+
+
+def headroom(report: dict[str, Any]) -> list[str]:
+    """What a full batch needs for a moment against what was free: of every build that ran out, and of both ends."""
+    ends = {report["run"]["good"], report["run"]["bad"]}
+    found: dict[str, None] = {}
+    for build in report["builds"]:
+        for start in build["starts"]:
+            ran_out = str(start["cause"] or "").startswith("oom_")
+            if start["headroom"] and (ran_out or build["name"] in ends):
+                found[f"{build['name']} on {start['server']}: {start['headroom']}"] = None
+    return list(found)
+
+
+def leftovers(report: dict[str, Any]) -> list[str]:
+    """Cards that did not come back to where they were after a start, with what is on them."""
+    return [
+        f"after start {start['id']} of {build['name']}: {said}"
+        for build in report["builds"]
+        for start in build["starts"]
+        for said in start["facts"].get("memory_not_back", [])
+    ]

@@ -75,6 +75,12 @@ class Running(Protocol):
     def exec(self, argv: tuple[str, ...], timeout_s: float) -> tuple[int, str]:
         """Run a command where the server runs; (exit code, output). Never raises for a dead server."""
 
+    def run_python(self, code: str, timeout_s: float) -> tuple[int, str]:
+        """Run code by the interpreter that the server runs on; (exit code, output). 127 where there is none to be had."""
+
+    def pids(self) -> frozenset[int]:
+        """The server's processes as this host numbers them; empty where that is not known."""
+
     def stop(self) -> ExitState:
         """End it within `spec.stop_s` (then by force), wait until nothing of it is left, finish the log. Idempotent."""
 
@@ -86,6 +92,9 @@ class Runtime(Protocol):
 
     def check(self, server: Server) -> None:
         """Raise EnvironmentFault if this host cannot run such a server at all."""
+
+    def version(self) -> str | None:
+        """The engine's version, part of what makes measurements comparable; None where there is no engine."""
 
     def prepare(self, build: Build, *, progress: PullProgress, stop: StopFlag, idle_s: float) -> Identity:
         """Make the build present (pull by digest) and say what it is. `idle_s`: no bytes for so long is a failure."""

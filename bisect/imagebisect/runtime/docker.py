@@ -170,6 +170,17 @@ class RunningContainer:
         thread.join(timeout_s)
         return answer[0] if answer else (127, "no answer from the container")
 
+    def run_python(self, code: str, timeout_s: float) -> tuple[int, str]:
+        """See `Running`: vLLM's images have it as python3."""
+        return self.exec(("python3", "-c", code), timeout_s)
+
+    def pids(self) -> frozenset[int]:
+        """See `Running`."""
+        with contextlib.suppress(DockerException, RequestException, OSError, KeyError, ValueError):
+            listed = self._container.top(ps_args="-eo pid")
+            return frozenset(int(row[0]) for row in listed["Processes"] or [])
+        return frozenset()
+
     def stop(self) -> ExitState:
         """See `Running`: stop, then kill, then remove with its volume."""
         if self._ended is not None:
@@ -223,6 +234,17 @@ class DockerRuntime:
         try:
             with _daemon():
                 client.ping()
+        except APIError as error:
+            raise _daemon_fault(error) from error
+        finally:
+            client.close()
+
+    def version(self) -> str | None:
+        """See `Runtime`."""
+        client = self._client()
+        try:
+            with _daemon():
+                return str(client.version().get("Version") or "") or None
         except APIError as error:
             raise _daemon_fault(error) from error
         finally:

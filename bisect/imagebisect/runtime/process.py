@@ -60,6 +60,23 @@ def free_port() -> int:
         return port
 
 
+def _run(argv: tuple[str, ...], env: Mapping[str, str], timeout_s: float) -> tuple[int, str]:
+    try:
+        done = subprocess.run(
+            argv,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 127, str(error)
+    return done.returncode, done.stdout + done.stderr
+
+
 class RunningProcess:
     """A started process group. See `Running`."""
 
@@ -86,13 +103,30 @@ class RunningProcess:
 
     def exec(self, argv: tuple[str, ...], timeout_s: float) -> tuple[int, str]:
         """See `Running`."""
+        return _run(argv, self._env, timeout_s)
+
+    def run_python(self, code: str, timeout_s: float) -> tuple[int, str]:
+        """See `Running`: the environment's own `bin/python`, else what the server itself was started with."""
+        source = self.spec.build.source
+        if not isinstance(source, VenvSource):
+            return 127, "a simulated server has no packages of its own"
+        beside = Path(source.path) / "bin" / "python"
+        if beside.is_file():
+            return self.exec((str(beside), "-c", code), timeout_s)
+        place = Path("/proc") / str(self._process.pid)
         try:
-            done = subprocess.run(
-                argv, env=self._env, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
+            program = str((place / "exe").readlink())
+            said = (place / "environ").read_bytes().decode(errors="replace").split("\0")
+        except OSError as error:
             return 127, str(error)
-        return done.returncode, done.stdout + done.stderr
+        if not Path(program).name.startswith("python"):
+            return 127, f"the server's program is {program}, no Python"
+        env = dict(item.partition("=")[::2] for item in said if "=" in item)
+        return _run((program, "-c", code), env, timeout_s)
+
+    def pids(self) -> frozenset[int]:
+        """See `Running`."""
+        return frozenset(self._group.members())
 
     def stop(self) -> ExitState:
         """See `Running`."""
@@ -131,6 +165,10 @@ class ProcessRuntime:
         """Any host can run a process; whether it has GPUs shows when the server starts."""
         if server.entrypoint is not None and not server.entrypoint:
             raise EnvironmentFault("an empty entrypoint starts nothing", next_step="remove `entrypoint` from the suite")
+
+    def version(self) -> str | None:
+        """See `Runtime`: nothing stands between a process and the host."""
+        return None
 
     def prepare(self, build: Build, *, progress: PullProgress, stop: StopFlag, idle_s: float) -> Identity:
         """See `Runtime`: nothing to fetch, only to look at."""

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from imagebisect.simulator import events
 from imagebisect.simulator.profile import Profile
 
 DEFAULT_STATE_DIR = "/tmp/imagebisect-standin"  # noqa: S108 - inside an image, where nothing else is said
 CARD_NAME = "NVIDIA Stand-in 16GB"
+POWER_LIMIT_W = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """One card now; memory in MiB. `processes` are (pid, used MiB)."""
+    """One card now; memory in MiB, power in watts. `processes` are (pid, used MiB), `names` of those that are planted.
+
+    `slowdown_bits` are clock event reasons.
+    """
 
     index: int
     total_mib: float
     baseline_mib: float
     processes: tuple[tuple[int, float], ...] = ()
+    names: tuple[tuple[int, str], ...] = ()
+    slowdown_bits: int = 0
+    power_limit_w: float = POWER_LIMIT_W
 
     @property
     def uuid(self) -> str:
@@ -100,8 +110,36 @@ class Registration:
             return
 
     def close(self) -> None:
-        """Give everything back."""
-        self._path.unlink(missing_ok=True)
+        """Give everything back, unless it is planted that the card does not come back."""
+        _end(self._path)
+
+
+def _end(path: Path) -> None:
+    """A server is no more: so is what it held, or it is held by a process that is not there."""
+    if events.in_effect(path.parent).leftover:
+        with contextlib.suppress(OSError):
+            path.replace(path.with_name(path.name.replace("server-", "leftover-")))
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _held(folder: Path, *, leftover: bool) -> Iterator[tuple[int, int, float]]:
+    """(card, pid, MiB) of every server that lives, and of those whose memory was left behind."""
+    for path in sorted(folder.glob("server-*.json")):
+        entry = _read(path)
+        pid = int(entry.get("pid", 0))
+        if not pid or start_time(pid) != entry.get("start_time"):
+            _end(path)
+            continue
+        for card, used in entry.get("used_mib", {}).items():
+            yield int(card), pid, float(used)
+    for path in sorted(folder.glob("leftover-*.json")):
+        entry = _read(path)
+        if not leftover:
+            path.unlink(missing_ok=True)
+            continue
+        for card, used in entry.get("used_mib", {}).items():
+            yield int(card), int(entry.get("pid", 0)), float(used)
 
 
 def read(folder: Path, profile: Profile | None = None) -> tuple[Card, ...]:
@@ -111,16 +149,22 @@ def read(folder: Path, profile: Profile | None = None) -> tuple[Card, ...]:
     count = standard.cards if profile else int(said.get("cards", standard.cards))
     total = standard.card_total_mib if profile else float(said.get("total_mib", standard.card_total_mib))
     baseline = standard.baseline_mib if profile else float(said.get("baseline_mib", standard.baseline_mib))
+    happens = events.in_effect(folder)
     held: dict[int, list[tuple[int, float]]] = {index: [] for index in range(count)}
-    for path in sorted(folder.glob("server-*.json")):
-        entry = _read(path)
-        pid = int(entry.get("pid", 0))
-        if not pid or start_time(pid) != entry.get("start_time"):
-            path.unlink(missing_ok=True)
-            continue
-        for card, used in entry.get("used_mib", {}).items():
-            held.setdefault(int(card), []).append((pid, float(used)))
+    for card, pid, used in _held(folder, leftover=happens.leftover):
+        held.setdefault(card, []).append((pid, used))
+    for card, pid, used, _ in happens.foreign:
+        held.setdefault(card, []).append((pid, used))
+    every = happens.slowdown_bits.get(-1, 0)
     return tuple(
-        Card(index=index, total_mib=total, baseline_mib=baseline, processes=tuple(processes))
+        Card(
+            index=index,
+            total_mib=total,
+            baseline_mib=baseline,
+            processes=tuple(processes),
+            names=tuple((pid, name) for card, pid, _, name in happens.foreign if card == index),
+            slowdown_bits=every | happens.slowdown_bits.get(index, 0),
+            power_limit_w=POWER_LIMIT_W if happens.power_limit_w is None else happens.power_limit_w,
+        )
         for index, processes in sorted(held.items())
     )

@@ -54,6 +54,12 @@ class Ticket:
         """Seconds from one output token to the next."""
         return (self.end - self.first_token) / (self.max_tokens - 1) if self.max_tokens > 1 else 0.0
 
+    def share_prefilled(self, now: float) -> float:
+        """How much of the prompt is in the KV cache, 0 to 1; it stays 0 where no answer will ever come."""
+        if self.first_token == FOREVER or now <= self.started:
+            return 0.0
+        return min(1.0, (now - self.started) / max(1e-9, self.first_token - self.started))
+
 
 def matches(from_tokens: int | None, tokens: int) -> bool:
     """Whether a failure that is on from so many tokens on hits a prompt of `tokens`."""
@@ -287,7 +293,7 @@ class Engine:
         """Tell the cards what is held now; a batch's memory is held while its requests run."""
         tokens = sum(ticket.prompt_tokens for ticket in self._live.values())
         moment = self._memory.activation_mib(tokens, len(self._live)) if self._live else 0.0
-        held = self._memory.idle_mib + moment
+        held = self._memory.idle_mib + moment + self._profile.leak_mib_per_request * self._admitted
         if held != self._held:
             self._held = held
             self._registration.hold(held)
@@ -303,7 +309,7 @@ class Engine:
         with self._lock:
             now = time.monotonic()
             running = sum(1 for ticket in self._live.values() if ticket.started <= now)
-            tokens = sum(ticket.prompt_tokens for ticket in self._live.values())
+            tokens = sum(ticket.prompt_tokens * ticket.share_prefilled(now) for ticket in self._live.values())
             usage = min(1.0, tokens / self._memory.kv_tokens) if self._memory.kv_tokens else 0.0
             gauges = {
                 "vllm:num_requests_running": ("Number of requests in model execution batches.", float(running)),

@@ -56,6 +56,9 @@ class Profile:
     jit_penalty_s: float = 0.0
     """Added to the first request of each prompt length, with a kernel-compilation line in the log."""
 
+    answer_delay_s: float = 0.0
+    """Answers leave so much later than the engine's own clocks say, as behind a slow proxy."""
+
     # memory, MiB on each card
     cards: int = 2
     """How many cards the host has."""
@@ -73,6 +76,8 @@ class Profile:
     """What a forward pass needs for a moment, per token in its batch (at most --max-num-batched-tokens)."""
     activation_mib_per_request: float = 8.0
     """What each request of the batch adds to that."""
+    leak_mib_per_request: float = 0.0
+    """What each request leaves behind for good."""
     kv_bytes_per_token: int = 8192
     """KV cache of one token on one card."""
 

@@ -217,6 +217,7 @@ class Handler(BaseHTTPRequestHandler):
             for ticket in tickets:
                 self.engine.finish(ticket, outcome)
         if not request.stream:
+            time.sleep(self.server.profile.answer_delay_s)
             self._json(self._answer(tickets, chat=chat, reason=reason))
 
     def _wait(self, until: float) -> None:

@@ -9,10 +9,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from imagebisect.simulator import cards
+from imagebisect.simulator import cards, events
 from imagebisect.simulator.profile import ProfileError, from_file, from_json
 
 DRIVER = "580.65.06"
+CUDA = "13.0"
+
+_SLOW_BITS = 0xE8
+_THERMAL_BITS = 0x60
 
 _UNITS = {
     "memory.total": "MiB",
@@ -23,13 +27,41 @@ _UNITS = {
     "utilization.memory": "%",
     "power.draw": "W",
     "power.limit": "W",
+    "enforced.power.limit": "W",
+    "power.default_limit": "W",
+    "power.min_limit": "W",
+    "power.max_limit": "W",
     "clocks.current.sm": "MHz",
     "clocks.sm": "MHz",
     "clocks.current.memory": "MHz",
     "clocks.mem": "MHz",
     "clocks.max.sm": "MHz",
+    "clocks.max.graphics": "MHz",
+    "clocks.max.memory": "MHz",
+    "clocks.max.mem": "MHz",
+    "clocks.applications.graphics": "MHz",
+    "clocks.applications.gr": "MHz",
+    "clocks.applications.memory": "MHz",
+    "clocks.applications.mem": "MHz",
     "used_memory": "MiB",
     "used_gpu_memory": "MiB",
+}
+
+_ALIASES = {
+    "clocks.sm": "clocks.current.sm",
+    "clocks.mem": "clocks.current.memory",
+    "clocks.max.mem": "clocks.max.memory",
+    "clocks.applications.gr": "clocks.applications.graphics",
+    "clocks.applications.mem": "clocks.applications.memory",
+    "clocks_throttle_reasons.active": "clocks_event_reasons.active",
+}
+_REASONS = {
+    "gpu_idle": 0x01,
+    "sw_power_cap": 0x04,
+    "hw_slowdown": 0x08,
+    "sw_thermal_slowdown": 0x20,
+    "hw_thermal_slowdown": 0x40,
+    "hw_power_brake_slowdown": 0x80,
 }
 
 
@@ -37,6 +69,10 @@ def _card_fields(card: cards.Card, count: int) -> dict[str, str]:
     used = round(card.used_mib)
     total = round(card.total_mib)
     busy = bool(card.processes)
+    bits = card.slowdown_bits or (0 if busy else 1)
+    hot = bool(bits & _THERMAL_BITS)
+    clock = "1185" if bits & _SLOW_BITS else "2602" if busy else "210"
+    limit = f"{card.power_limit_w:.2f}"
     found = {
         "index": str(card.index),
         "uuid": card.uuid,
@@ -47,21 +83,38 @@ def _card_fields(card: cards.Card, count: int) -> dict[str, str]:
         "serial": "[N/A]",
         "timestamp": time.strftime("%Y/%m/%d %H:%M:%S.000"),
         "driver_version": DRIVER,
+        "vbios_version": "98.03.3A.00.01",
         "pci.bus_id": f"00000000:{card.index + 1:02X}:00.0",
+        # as a real card: the link falls back to its first generation while there is nothing to do
+        "pcie.link.gen.current": "5" if busy else "1",
+        "pcie.link.gen.gpucurrent": "5" if busy else "1",
+        "pcie.link.gen.max": "5",
+        "pcie.link.gen.gpumax": "5",
+        "pcie.link.gen.hostmax": "5",
+        "pcie.link.width.current": "16",
+        "pcie.link.width.max": "16",
         "memory.total": str(total),
         "memory.used": str(used),
         "memory.free": str(total - used),
         "memory.reserved": "0",
         "utilization.gpu": "0",
         "utilization.memory": "0",
-        "temperature.gpu": "52" if busy else "38",
+        "temperature.gpu": "92" if hot else "52" if busy else "38",
         "power.draw": "96.40" if busy else "18.10",
-        "power.limit": "300.00",
+        "power.limit": limit,
+        "enforced.power.limit": limit,
+        "power.default_limit": f"{cards.POWER_LIMIT_W:.2f}",
+        "power.min_limit": "150.00",
+        "power.max_limit": f"{cards.POWER_LIMIT_W:.2f}",
         "pstate": "P1" if busy else "P8",
-        "clocks.current.sm": "2602" if busy else "210",
+        "clocks.current.sm": clock,
         "clocks.current.memory": "14001" if busy else "405",
         "clocks.max.sm": "3135",
-        "clocks_event_reasons.active": "0x0000000000000000" if busy else "0x0000000000000001",
+        "clocks.max.graphics": "3135",
+        "clocks.max.memory": "14001",
+        "clocks.applications.graphics": "[N/A]",
+        "clocks.applications.memory": "[N/A]",
+        "clocks_event_reasons.active": f"0x{bits:016x}",
         "compute_mode": "Default",
         "compute_cap": "12.0",
         "mig.mode.current": "[N/A]",
@@ -69,17 +122,11 @@ def _card_fields(card: cards.Card, count: int) -> dict[str, str]:
         "ecc.mode.current": "[N/A]",
         "display_active": "Disabled",
     }
-    found["clocks.sm"] = found["clocks.current.sm"]
-    found["clocks.mem"] = found["clocks.current.memory"]
-    found["clocks_throttle_reasons.active"] = found["clocks_event_reasons.active"]
-    for reason in (
-        "hw_slowdown",
-        "sw_thermal_slowdown",
-        "hw_thermal_slowdown",
-        "hw_power_brake_slowdown",
-        "sw_power_cap",
-    ):
-        found[f"clocks_event_reasons.{reason}"] = found[f"clocks_throttle_reasons.{reason}"] = "Not Active"
+    for short, long in _ALIASES.items():
+        found[short] = found[long]
+    for reason, bit in _REASONS.items():
+        state = "Active" if bits & bit else "Not Active"
+        found[f"clocks_event_reasons.{reason}"] = found[f"clocks_throttle_reasons.{reason}"] = state
     return found
 
 
@@ -89,8 +136,23 @@ def _table(rows: Sequence[dict[str, str]], names: Sequence[str], style: set[str]
         lines.append(", ".join(f"{name} [{_UNITS[name]}]" if name in _UNITS else name for name in names))
     for row in rows:
         with_units = "nounits" not in style
-        lines.append(", ".join(row[n] + (f" {_UNITS[n]}" if with_units and n in _UNITS else "") for n in names))
+        lines.append(
+            ", ".join(
+                row[n] + (f" {_UNITS[n]}" if with_units and n in _UNITS and row[n] != "[N/A]" else "") for n in names
+            )
+        )
     return "".join(f"{line}\n" for line in lines)
+
+
+def _overview(found: Sequence[cards.Card]) -> str:
+    """What it says when it is asked for nothing: versions, cards, processes."""
+    line = f"+{'-' * 89}+\n"
+    driver = f"| NVIDIA-SMI {DRIVER:<22} Driver Version: {DRIVER:<16} CUDA Version: {CUDA:<9}|\n"
+    rows = [
+        f"| {card.index:>3}  {cards.CARD_NAME:<40} {round(card.used_mib):>7}MiB / {round(card.total_mib):>7}MiB |\n"
+        for card in found
+    ]
+    return line + driver + line + "".join(rows) + line
 
 
 def _chosen(all_cards: Sequence[cards.Card], wanted: str | None) -> list[cards.Card]:
@@ -122,8 +184,12 @@ def main(arguments: Sequence[str]) -> int:
     if not found:
         sys.stdout.write("No devices were found\n")
         return 6
+    time.sleep(events.in_effect(Path(options.state_dir)).wedged_s)
     style = {part.strip() for part in options.format.split(",")}
-    if options.list_gpus or not (options.query_gpu or options.query_compute_apps):
+    if not (options.list_gpus or options.query_gpu or options.query_compute_apps):
+        sys.stdout.write(_overview(found))
+        return 0
+    if options.list_gpus:
         lines = [f"GPU {card.index}: {cards.CARD_NAME} (UUID: {card.uuid})\n" for card in found]
         sys.stdout.write("".join(lines))
         return 0
@@ -140,8 +206,8 @@ def main(arguments: Sequence[str]) -> int:
                     {
                         **_card_fields(card, len(found)),
                         **mine,
-                        "process_name": _process_name(pid),
-                        "name": _process_name(pid),
+                        "process_name": dict(card.names).get(pid) or _process_name(pid),
+                        "name": dict(card.names).get(pid) or _process_name(pid),
                     }
                 )
     known = (

@@ -43,6 +43,10 @@ def _bytes_as_mib(value: str) -> JsonValue:
     return round(int(value) / _GIB**2, 2)
 
 
+def _bool(value: str) -> JsonValue:
+    return value == "True"
+
+
 def _yes(_value: str) -> JsonValue:
     return True
 
@@ -92,12 +96,16 @@ _WORDINGS = (
     _wording("block_size", r"Setting attention block size to ([\d,]{1,20}) tokens", _whole),
     _wording("weights_mib", r"Model loading took ([\d.]{1,20}) GiB", _gib_as_mib, _largest),
     _wording("load_weights_s", r"Loading weights took ([\d.]{1,20}) seconds", _number, _largest),
+    _wording("dynamo_s", r"Dynamo bytecode transform time: ([\d.]{1,20}) s", _number, _largest),
     _wording(
         "compile_s",
         r"torch\.compile (?:and initial profiling/warmup run together )?took ([\d.]{1,20}) s",
         _number,
         _largest,
     ),
+    _wording("compile_s", r"init engine \([^)]{1,200}\) took .{1,60}\(compilation: ([\d.]{1,20}) s", _number, _largest),
+    _wording("compile_cached", r"(Directly load AOT compilation from path)", _yes),
+    _wording("profile_run_s", r"Initial profiling/warmup run took ([\d.]{1,20}) s", _number, _largest),
     _wording("initial_free_mib", r"Initial free memory ([\d.]{1,20}) GiB, reserved", _gib_as_mib, _smallest),
     _wording("kv_cache_bytes", r"reserved ([\d.]{1,20}) GiB memory for KV Cache as specified", _gib_as_bytes, _largest),
     _wording("skipped_memory_profiling", r"and (skipped memory profiling)", _yes),
@@ -109,6 +117,19 @@ _WORDINGS = (
     _wording(
         "max_concurrency", r"Maximum concurrency for [\d,]{1,30} tokens per request: ([\d.]{1,20})x", _number, _smallest
     ),
+    _wording("max_model_len", r"Maximum concurrency for ([\d,]{1,30}) tokens per request", _whole, _smallest),
+    _wording(
+        "kv_cache_blocks",
+        r"cache_config_info with initialization after num_gpu_blocks is: (\d{1,12})",
+        _whole,
+        _smallest,
+    ),
+    _wording("nccl", r"vLLM is using nccl==([\d.]{1,20})", _text),
+    _wording("tensor_parallel_size", r"LLM engine \(v.{1,4000}?\btensor_parallel_size=(\d{1,4})", _whole),
+    _wording("prefix_caching", r"LLM engine \(v.{1,6000}?\benable_prefix_caching=(True|False)", _bool),
+    _wording("enforce_eager", r"LLM engine \(v.{1,4000}?\benforce_eager=(True|False)", _bool),
+    _wording("mamba_page_padding_percent", r"Padding mamba page size by ([\d.]{1,20})%", _number),
+    _wording("graph_capture_s", r"Graph capturing finished in ([\d.]{1,20}) secs?", _number, _largest),
     _wording("graph_mib", r"CUDA graph pool memory: ([\d.]{1,20}) GiB \(actual\)", _gib_as_mib, _largest),
     _wording(
         "graph_mib", r"Graph capturing finished in [\d.]{1,20} secs?, took (-?[\d.]{1,20}) GiB", _gib_as_mib, _largest
@@ -120,6 +141,24 @@ _WORDINGS = (
 _PINNED_BYTES = re.compile(r"'kv_cache_memory_bytes': (\d{1,20})")
 _BATCHED_TOKENS = re.compile(r"'max_num_batched_tokens': (\d{1,12})")
 _COMMIT = re.compile(r"\+g([0-9a-f]{7,40})")
+
+
+_COUNTED = {
+    "autotuner_fallbacks": re.compile(r"No tuned config covers "),
+    "jit_warnings": re.compile(r"JIT compilation during inference"),
+    "hang_warnings": re.compile(r"No available shared memory broadcast block found"),
+    "preemption_warnings": re.compile(r"is preempted by |preemption mode"),
+}
+
+
+def count_warnings(log: Path) -> dict[str, int]:
+    """How often the whole log warns of each thing worth counting (vllm.md 3.5). A missing log warns of nothing."""
+    counts = dict.fromkeys(_COUNTED, 0)
+    for line in loglines.read(log):
+        for name, pattern in _COUNTED.items():
+            if pattern.search(line.text):
+                counts[name] += 1
+    return counts
 
 
 def read(log: Path) -> dict[str, JsonValue]:

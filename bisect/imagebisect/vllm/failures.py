@@ -13,8 +13,9 @@ from pathlib import Path
 from imagebisect.domain import Failure, JsonValue, Phase
 from imagebisect.outcome import Cause
 from imagebisect.runtime.base import ExitState
-from imagebisect.vllm import loglines, oom, signs
+from imagebisect.vllm import loglines, oom, signs, stages
 from imagebisect.vllm.loglines import LogLine
+from imagebisect.vllm.stages import Frames, Progress, Stage, Told
 
 LONGEST_MESSAGE = 600
 """Characters of a failure's message."""
@@ -37,16 +38,28 @@ _CRASHED_BY = {
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]{1,400})", line \d+, in (?P<function>.{1,120})')
 _MODEL_CODE = re.compile(r"vllm/(?:model_executor|third_party)/|flash_linear_attention|/fla/|flashinfer/")
 _PACKAGES = re.compile(r".*/(?:dist|site)-packages/")
+_CHAINED = re.compile(r"(?:The above exception was the direct cause|During handling of the above exception)")
+_QUIET_SIGNS = tuple(sign for sign in signs.SIGNS if sign.quiet)
 _NO_ROOM = re.compile(r"Available KV cache memory: (-?[\d.]{1,20}) GiB")
+
+
+WANTED = tuple(word.encode() for word in (*signs.WORDS, *stages.WORDS, "Traceback (", '  File "'))
+"""One of these is in every line that can matter here."""
 
 
 @dataclass(kw_only=True)
 class _Traceback:
-    """The frames being printed by one process: the innermost, and the innermost of model or kernel code."""
+    """The frames being printed by one process: the innermost, and the innermost of model or kernel code.
+
+    `chained`: it tells how the one before it was dealt with.
+    """
 
     frame: str = ""
     model_frame: str = ""
     code: str = ""
+    frames: Frames = field(default_factory=Frames)
+    chained: bool = False
+    over: bool = False
 
 
 @dataclass(kw_only=True)
@@ -55,8 +68,12 @@ class _Scan:
 
     sign: signs.Sign | None = None
     sign_line: int = 0
+    sign_process: str = ""
     says: str = ""
     details: dict[str, JsonValue] = field(default_factory=dict)
+    stage: Told | None = None
+    started: bool = False
+    progress: Progress = field(default_factory=Progress)
     wrappers: set[int] = field(default_factory=set)
     marker_line: int = 0
     exception: str = ""
@@ -70,7 +87,12 @@ class _Scan:
 
 def is_fatal(line: str) -> bool:
     """Whether no answer will come after this line of a log. Warnings, whatever they quote, are not fatal."""
-    seen = loglines.undress(line[: loglines.LONGEST_LINE_BYTES])
+    if not any(word in line for word in signs.WORDS):
+        return False
+    return any(map(_ends_all, loglines.pieces(line[: loglines.LONGEST_LINE_BYTES])))
+
+
+def _ends_all(seen: LogLine) -> bool:
     if seen.is_quiet:
         return False
     if signs.FATAL.search(seen.text):
@@ -84,9 +106,7 @@ def is_fatal(line: str) -> bool:
 
 
 def _sign_in(line: LogLine) -> tuple[signs.Sign, re.Match[str]] | None:
-    for sign in signs.SIGNS:
-        if line.is_quiet and not sign.quiet:
-            continue
+    for sign in _QUIET_SIGNS if line.is_quiet else signs.SIGNS:
         hit = sign.pattern.search(line.text)
         if hit and "UserWarning" not in line.text:
             return sign, hit
@@ -98,54 +118,103 @@ def _short_path(path: str) -> str:
 
 
 def _follow_traceback(scan: _Scan, line: LogLine) -> None:
-    """Keep the innermost frames of the traceback that this process prints."""
+    """Keep the innermost frames of the traceback that this process prints; its exception's line ends it."""
     if line.process not in scan.tracebacks and len(scan.tracebacks) >= MOST_PROCESSES:
         return
-    if line.text.startswith("Traceback (most recent call last)"):
-        scan.tracebacks[line.process] = _Traceback()
-        return
     seen = scan.tracebacks[line.process]
+    if line.text.startswith("Traceback (most recent call last)"):
+        scan.tracebacks[line.process] = _Traceback(chained=seen.chained and seen.over)
+        return
+    if _CHAINED.match(line.text):
+        seen.chained = True
+        return
     hit = _FRAME.match(line.text)
     if hit:
-        seen.frame = f"{_short_path(hit['file'])}:{hit['function'].strip()}"
+        function = hit["function"].strip()
+        seen.frame = f"{_short_path(hit['file'])}:{function}"
+        seen.frames.add(function)
         if _MODEL_CODE.search(hit["file"]):
             seen.model_frame = seen.frame
-        seen.code = ""
-    elif seen.frame and not seen.code and line.text.startswith("    "):
-        seen.code = line.text.strip()[:200]
+        seen.code, seen.over = "", False
+    elif line.text.startswith(" "):
+        if seen.frame and not seen.code and line.text.startswith("    "):
+            seen.code = line.text.strip()[:200]
+    elif line.text and not seen.over:
+        seen.over = True
+        _refine_stage(scan, line, seen)
+        seen.chained = False
+
+
+def _refine_stage(scan: _Scan, line: LogLine, seen: _Traceback) -> None:
+    """Let the traceback around an out-of-memory tell the stage that its own frames left open."""
+    told = seen.frames.told
+    if (
+        seen.chained
+        and told
+        and told.sure
+        and line.process == scan.sign_process
+        and not (scan.stage and scan.stage.sure)
+    ):
+        scan.stage = told
 
 
 def _gpu_memory_details(scan: _Scan, line: LogLine) -> dict[str, JsonValue]:
     found = oom.details(line.text)
+    rank = oom.rank(line.process)
+    if rank is not None:
+        found["rank"] = rank
     seen = scan.tracebacks.get(line.process)
-    if seen and seen.frame:
+    if seen and seen.frame and not seen.over and not signs.PASSED_ON.search(line.text):
         found["frame"] = seen.model_frame or seen.frame
         if seen.code:
             found["code"] = seen.code
     return found
 
 
+def _told_stage(scan: _Scan, line: LogLine, sign: signs.Sign) -> Told | None:
+    """What the line's own words, else the frames above it, else the boot's progress say about the stage."""
+    if sign.stage is not None and sign.stage.sure:
+        return sign.stage
+    seen = scan.tracebacks.get(line.process)
+    told = seen.frames.told if seen and not seen.over else None
+    if told is not None:
+        return told
+    if sign.stage is not None:
+        return sign.stage
+    reached = None if scan.started else scan.progress.stage(line.process)
+    return None if reached is None else Told(stage=reached, sure=False)
+
+
+def _add_to_sign(scan: _Scan, line: LogLine, sign: signs.Sign) -> None:
+    """Take numbers that the sign held lacks from another line about the same card."""
+    if scan.sign is None or not scan.sign.cause is sign.cause is _GPU_MEMORY:
+        return
+    found = oom.details(line.text)
+    if scan.details.get("gpu") == found.get("gpu", scan.details.get("gpu")):
+        for key, value in found.items():
+            scan.details.setdefault(key, value)
+
+
 def _take_sign(scan: _Scan, line: LogLine, sign: signs.Sign, hit: re.Match[str]) -> None:
     """Keep this sign if it is better evidence than the one held; add numbers that the held one lacks."""
     if scan.sign is not None and scan.sign.rank <= sign.rank:
-        if scan.sign.cause is sign.cause is _GPU_MEMORY:
-            for key, value in oom.details(line.text).items():
-                same_card = scan.details.get("gpu") == oom.details(line.text).get("gpu", scan.details.get("gpu"))
-                if same_card:
-                    scan.details.setdefault(key, value)
+        _add_to_sign(scan, line, sign)
         return
-    scan.sign, scan.sign_line = sign, line.number
-    if "{oom}" in sign.says:
+    scan.sign, scan.sign_line, scan.sign_process = sign, line.number, line.process
+    scan.stage = _told_stage(scan, line, sign) if sign.cause is _GPU_MEMORY else None
+    if sign.says == "{oom}":
         scan.details = _gpu_memory_details(scan, line)
         scan.says = ""
         return
     groups = {name: (value or "").strip() for name, value in hit.groupdict().items()}
     scan.details = {}
-    if sign.cause is _GPU_MEMORY and "needed" in groups:
+    if "needed" in groups:
         scan.details = {
             "needed_kv_mib": round(float(groups["needed"]) * 1024, 2),
             "available_kv_mib": round(float(groups["available"]) * 1024, 2),
         }
+        if groups["possible"]:
+            scan.details["possible_tokens"] = int(groups["possible"])
     scan.says = sign.says.format_map(groups).strip()
 
 
@@ -162,12 +231,21 @@ def _take_exception(scan: _Scan, line: LogLine) -> None:
 
 def _scan(log: Path, phase: Phase) -> _Scan:
     scan = _Scan()
-    for line in loglines.read(log):
-        if phase is Phase.REQUEST and signs.STARTED.search(line.text):
-            # What went wrong before did not keep the server from starting, so it is not why a request failed.
-            scan = _Scan(available_kv_mib=scan.available_kv_mib)
-        if line.text.strip():
-            scan.last_text = line.text.strip()
+    for line in loglines.read(log, wanted=WANTED):
+        if signs.STARTED.search(line.text):
+            scan.started = True
+            if phase is Phase.REQUEST:
+                # What went wrong before did not keep the server from starting, so it is not why a request failed.
+                scan = _Scan(available_kv_mib=scan.available_kv_mib, started=True)
+        text = line.text.strip()
+        if text:
+            scan.last_text = text
+        if not scan.started:
+            scan.progress.add(line)
+        if not any(word in text for word in signs.WORDS):
+            if not line.is_quiet:
+                _follow_traceback(scan, line)
+            continue
         room = _NO_ROOM.search(line.text)
         if room:
             scan.available_kv_mib = round(float(room[1]) * 1024, 2)
@@ -179,17 +257,27 @@ def _scan(log: Path, phase: Phase) -> _Scan:
         _follow_traceback(scan, line)
         if signs.MARKERS.search(line.text) and not scan.marker_line:
             scan.marker_line = line.number
-        wrapper = next((i for i, (_, pattern) in enumerate(signs.WRAPPERS) if pattern.search(line.text)), None)
+        wrapper = next((i for i, (_, pattern, _) in enumerate(signs.WRAPPERS) if pattern.search(line.text)), None)
         if wrapper is not None:
             scan.wrappers.add(wrapper)
-        elif not found:
+        elif not found or found[0].rank > signs.LOST:
             _take_exception(scan, line)
         scan.fatal = scan.fatal or bool(signs.FATAL.search(line.text))
     return scan
 
 
-def _masked_by(scan: _Scan) -> str | None:
-    return signs.WRAPPERS[min(scan.wrappers)][0] if scan.wrappers else None
+def _masked_by(scan: _Scan, cause: Cause) -> str | None:
+    """The most misleading thing thrown around the cause; nothing masks itself."""
+    wrappers = [signs.WRAPPERS[i] for i in sorted(scan.wrappers)]
+    return next((name for name, _, itself in wrappers if itself is not cause), None)
+
+
+def _stage(scan: _Scan, phase: Phase) -> str | None:
+    told = scan.stage
+    if phase is Phase.REQUEST:
+        boot = told is not None and told.sure and not scan.started
+        return told.stage.value if told and boot else Stage.REQUEST.value
+    return None if told is None or told.stage is Stage.REQUEST else told.stage.value
 
 
 def _from_sign(scan: _Scan, phase: Phase) -> tuple[Cause, str, dict[str, JsonValue], int]:
@@ -205,7 +293,10 @@ def _from_sign(scan: _Scan, phase: Phase) -> tuple[Cause, str, dict[str, JsonVal
                 message += f", in {details['frame']}"
         elif scan.available_kv_mib is not None:
             details.setdefault("available_kv_mib", scan.available_kv_mib)
-        masked = _masked_by(scan)
+        stage = _stage(scan, phase)
+        if stage:
+            details["stage"] = stage
+        masked = _masked_by(scan, cause)
         if masked:
             details["masked_by"] = masked
     return cause, message, details, scan.sign_line
@@ -249,13 +340,15 @@ def _judge(
     killed = exit_state is not None and exit_state.exit_code in _KILLED_BY
     if scan.exception and (scan.exception_after_marker or not killed):
         return Cause.CRASH, scan.exception, {}, scan.exception_line
-    if sign is not None and sign.rank == signs.HINT:
+    if sign is not None and sign.rank in {signs.LOST, signs.HINT}:
         return _from_sign(scan, phase)
+    faint = sign is not None and sign.rank == signs.FAINT and not killed
     if scan.wrappers and not killed:
-        wrapper = signs.WRAPPERS[min(scan.wrappers)][0]
-        # This wrapper has causes of its own; the others only pass on what happened elsewhere.
-        cause = Cause.CRASH if wrapper.startswith(("KeyError", "NCCL", "TimeoutError")) else Cause.UNKNOWN
-        return cause, f"the engine died ({wrapper}) and the log names no root cause", {}, None
+        name, _, cause = signs.WRAPPERS[min(scan.wrappers)]
+        if cause is not None or not faint:
+            return cause or Cause.UNKNOWN, f"the engine died ({name}) and the log names no root cause", {}, None
+    if faint and (exit_state is None or exit_state.exit_code):
+        return _from_sign(scan, phase)
     if exit_state is not None:
         return (*_from_exit(exit_state, scan), {}, None)
     return fallback, observed or "the engine died and the log names no root cause", {}, None
@@ -287,7 +380,7 @@ def classify(
         phase=phase,
         message=message[:LONGEST_MESSAGE],
         details=details,
-        masked_by=_masked_by(scan),
+        masked_by=_masked_by(scan, cause),
         log_line=line,
         exit_code=None if exit_state is None else exit_state.exit_code,
     )

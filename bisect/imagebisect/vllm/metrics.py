@@ -36,31 +36,38 @@ class Snapshot:
     e2e_s: float | None = None
     e2es: float | None = None
     decode_s: float | None = None
+    steps: float | None = None
     running: float | None = None
     waiting: float | None = None
+    kv_usage: float | None = None
     cache_config: Mapping[str, int] = field(default_factory=dict)
 
 
-_SAMPLES = {
-    "vllm:prefix_cache_hits_total": "prefix_hits",
-    "vllm:prefix_cache_queries_total": "prefix_queries",
-    "vllm:prompt_tokens_total": "prompt_tokens",
-    "vllm:generation_tokens_total": "generation_tokens",
-    "vllm:request_success_total": "succeeded",
-    "vllm:num_preemptions_total": "preemptions",
-    "vllm:request_prefill_time_seconds_sum": "prefill_s",
-    "vllm:request_prefill_time_seconds_count": "prefills",
-    "vllm:request_queue_time_seconds_sum": "queue_s",
-    "vllm:request_queue_time_seconds_count": "queued",
-    "vllm:time_to_first_token_seconds_sum": "ttft_s",
-    "vllm:time_to_first_token_seconds_count": "ttfts",
-    "vllm:e2e_request_latency_seconds_sum": "e2e_s",
-    "vllm:e2e_request_latency_seconds_count": "e2es",
-    "vllm:request_decode_time_seconds_sum": "decode_s",
-    "vllm:num_requests_running": "running",
-    "vllm:num_requests_waiting": "waiting",
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "prefix_hits": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+    "prefix_queries": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+    "prompt_tokens": ("vllm:prompt_tokens_total",),
+    "generation_tokens": ("vllm:generation_tokens_total",),
+    "succeeded": ("vllm:request_success_total",),
+    "preemptions": ("vllm:num_preemptions_total",),
+    "prefill_s": ("vllm:request_prefill_time_seconds_sum",),
+    "prefills": ("vllm:request_prefill_time_seconds_count",),
+    "queue_s": ("vllm:request_queue_time_seconds_sum",),
+    "queued": ("vllm:request_queue_time_seconds_count",),
+    "ttft_s": ("vllm:time_to_first_token_seconds_sum",),
+    "ttfts": ("vllm:time_to_first_token_seconds_count",),
+    "e2e_s": ("vllm:e2e_request_latency_seconds_sum",),
+    "e2es": ("vllm:e2e_request_latency_seconds_count",),
+    "decode_s": ("vllm:request_decode_time_seconds_sum",),
+    "steps": ("vllm:iteration_tokens_total_count",),
+    "running": ("vllm:num_requests_running",),
+    "waiting": ("vllm:num_requests_waiting",),
+    "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
 }
-_LEVELS = frozenset({"running", "waiting", "cache_config"})
+"""What each value is called, the newest name first. Names of vLLM 0.19 to 0.33, and what came before them."""
+
+_KEYS = {name: key for key, names in _NAMES.items() for name in names}
+_LEVELS = frozenset({"running", "waiting", "kv_usage", "cache_config"})
 """What says how things are now; everything else counts up."""
 
 
@@ -69,7 +76,7 @@ def _useful(lines: Iterable[str]) -> str:
     kept = []
     for line in lines:
         name = line.partition("{")[0].partition(" ")[0]
-        if name in _SAMPLES or name in {"vllm:prompt_tokens_by_source_total", "vllm:cache_config_info"}:
+        if name in _KEYS or name in {"vllm:prompt_tokens_by_source_total", "vllm:cache_config_info"}:
             kept.append(line)
     return "\n".join(kept) + "\n"
 
@@ -78,7 +85,7 @@ def parse(text: str) -> Snapshot:
     """Read a scrape; a text that is none (torn, binary) gives what could be read before the fault."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    totals: dict[str, float] = {}
+    named: dict[str, float] = {}
     cache: dict[str, int] = {}
     for line in _useful(text.splitlines()).splitlines():
         try:
@@ -95,15 +102,20 @@ def parse(text: str) -> Snapshot:
                         cache[label] = int(value)
             elif sample.name == "vllm:prompt_tokens_by_source_total":
                 if sample.labels.get("source") == "local_compute":
-                    totals["computed_tokens"] = totals.get("computed_tokens", 0.0) + sample.value
-            elif sample.name in _SAMPLES:
-                key = _SAMPLES[sample.name]
-                totals[key] = totals.get(key, 0.0) + sample.value
-    return Snapshot(**totals, cache_config=cache)
+                    named["computed_tokens"] = named.get("computed_tokens", 0.0) + sample.value
+            elif sample.name in _KEYS:
+                named[sample.name] = named.get(sample.name, 0.0) + sample.value
+    totals = {key: _first_of(named, names) for key, names in _NAMES.items()}
+    return Snapshot(**totals, computed_tokens=named.get("computed_tokens"), cache_config=cache)
+
+
+def _first_of(named: Mapping[str, float], names: Iterable[str]) -> float | None:
+    """A build that has a value under two names means the same by both: the newest name's counts."""
+    return next((named[name] for name in names if name in named), None)
 
 
 def delta(before: Snapshot | None, after: Snapshot | None) -> Snapshot:
-    """What was counted between two looks; levels (running, waiting, cache_config) are those of the second.
+    """What was counted between two looks; levels (running, waiting, kv_usage, cache_config) are those of the second.
 
     A counter that one of them lacks is None, and so is one that ran backwards (the server was restarted).
     """
@@ -115,4 +127,10 @@ def delta(before: Snapshot | None, after: Snapshot | None) -> Snapshot:
             continue
         old, new = getattr(before, entry.name), getattr(after, entry.name)
         changes[entry.name] = None if old is None or new is None or new < old else new - old
-    return Snapshot(**changes, running=after.running, waiting=after.waiting, cache_config=after.cache_config)
+    return Snapshot(
+        **changes,
+        running=after.running,
+        waiting=after.waiting,
+        kv_usage=after.kv_usage,
+        cache_config=after.cache_config,
+    )

@@ -23,6 +23,9 @@ _OLD_CAPACITY = re.compile(rf"\(GPU (\d+); {_SIZE} total capacity;")
 _OLD_FREE = re.compile(rf"; {_SIZE} free;")
 _UNALLOCATED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
 _IN_USE = re.compile(rf"this process has {_SIZE} memory in use")
+_PRIVATE = re.compile(rf"with {_SIZE} allocated in private pools")
+_ALLOCATED = re.compile(rf"allocated memory {_SIZE} is allocated by PyTorch")
+_RANK = re.compile(r"(?:rank|Worker\w{0,40}?_TP)(\d{1,6})(?!\d)")
 _ALLOCATOR = re.compile(
     r"memory allocation failed with OOM on device (\d+) while trying to allocate (\d+) bytes"
     r" \(free: (\d+), total: (\d+)\)"
@@ -58,6 +61,12 @@ def details(text: str) -> dict[str, JsonValue]:
     hit = _IN_USE.search(text)
     if hit:
         found["process_gib"] = round(mib(hit[1], hit[2]) / 1024, 2)
+    hit = _ALLOCATED.search(text)
+    if hit:
+        found["allocated_mib"] = mib(hit[1], hit[2])
+    hit = _PRIVATE.search(text)
+    if hit:
+        found["private_pools_mib"] = mib(hit[1], hit[2])
     hit = _ALLOCATOR.search(text)
     if hit:
         found.setdefault("gpu", int(hit[1]))
@@ -65,6 +74,12 @@ def details(text: str) -> dict[str, JsonValue]:
         found.setdefault("free_mib", mib(hit[3], "bytes"))
         found.setdefault("capacity_gib", round(mib(hit[4], "bytes") / 1024, 2))
     return found
+
+
+def rank(process: str) -> int | None:
+    """The tensor-parallel rank in a process's name (`Worker_TP1`, `rank1`), None where it has none."""
+    hit = _RANK.search(process)
+    return int(hit[1]) if hit else None
 
 
 def sentence(found: dict[str, JsonValue]) -> str:
@@ -78,4 +93,6 @@ def sentence(found: dict[str, JsonValue]) -> str:
             words += f" of {found['capacity_gib']:.2f} GiB"
     if "gpu" in found:
         words += f" on GPU {found['gpu']}"
+    elif "rank" in found:
+        words += f" on rank {found['rank']}"
     return words

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from imagebisect.outcome import Cause
+from imagebisect.vllm.stages import Stage, Told
 
 ROOT = 0
 """Says by itself why a server died."""
@@ -17,8 +18,14 @@ ROOT = 0
 BROKEN = 1
 """An import that failed: the root, unless something better is known."""
 
+LOST = 2
+"""A process that lost another: counts only where the log does not say why the other was lost."""
+
 HINT = 3
 """Counts only where nothing but wrappers was found."""
+
+FAINT = 4
+"""Healthy servers say it too; it counts only where a server died and nothing else was found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +33,7 @@ class Sign:
     """A line that names a cause. `says` words it from the pattern's named groups.
 
     OOM_AT_START stands for GPU memory in any phase; the phase decides what it becomes.
+    `stage` is where the words alone tell the stage.
     """
 
     cause: Cause
@@ -33,30 +41,68 @@ class Sign:
     says: str
     rank: int = ROOT
     quiet: bool = False
+    stage: Told | None = None
 
 
-def _sign(cause: Cause, pattern: str, says: str, *, rank: int = ROOT, quiet: bool = False) -> Sign:
-    return Sign(cause=cause, pattern=re.compile(pattern), says=says, rank=rank, quiet=quiet)
+def _sign(
+    cause: Cause, pattern: str, says: str, *, rank: int = ROOT, quiet: bool = False, stage: Told | None = None
+) -> Sign:
+    return Sign(cause=cause, pattern=re.compile(pattern), says=says, rank=rank, quiet=quiet, stage=stage)
 
+
+_LOAD = Told(stage=Stage.LOAD, sure=True)
+_KV_FIT = Told(stage=Stage.KV_FIT, sure=True)
+_WARM_UP = Told(stage=Stage.WARM_UP, sure=False)  # profiling runs the same dummy requests
 
 SIGNS: tuple[Sign, ...] = (
+    # the host's own memory, which several of the GPU's words are used for
+    _sign(
+        Cause.HOST_OOM,
+        r"^(?:\[[ \d.]{1,20}\] )?(?:Memory cgroup out of memory|Out of memory): Kill(?:ed)? process (?P<who>\d{1,9} \(\S{1,40}\))",
+        "the kernel killed process {who}: the host's memory ran out",
+        quiet=True,
+    ),
+    _sign(Cause.HOST_OOM, r"oom-kill:constraint=\w", "the kernel's OOM killer: the host's memory ran out", quiet=True),
+    _sign(
+        Cause.HOST_OOM,
+        r"ray\.exceptions\.OutOfMemoryError|killed due to the node running low on memory",
+        "Ray killed a worker: the host's memory ran low",
+    ),
     # GPU memory
-    _sign(Cause.OOM_AT_START, r"\bOutOfMemoryError\b|CUDA out of memory|HIP out of memory", "{oom}"),
     _sign(
         Cause.OOM_AT_START,
-        r"CUDA error: out of memory|Cuda failure (?:2 )?'out of memory'|cudaErrorMemoryAllocation",
+        r"Failed to load model - not enough GPU memory(?P<how>.{0,400}original error)?",
+        "{oom}",
+        stage=_LOAD,
+    ),
+    _sign(Cause.OOM_AT_START, r"(?:CUDA|HIP) out of memory occurred when warming up", "{oom}", stage=_WARM_UP),
+    _sign(Cause.OOM_AT_START, r"\bOutOfMemoryError\b|(?:CUDA|HIP|XPU) out of memory", "{oom}"),
+    _sign(
+        Cause.OOM_AT_START,
+        r"(?:CUDA|HIP)(?: driver)? error: out of memory|Triton Error \[(?:CUDA|HIP)\]: out of memory"
+        r"|Cuda failure (?:2 )?'out of memory'|cudaErrorMemoryAllocation",
         "{oom}",
     ),
     _sign(Cause.OOM_AT_START, r"memory allocation failed with OOM on device \d+", "{oom}", rank=HINT, quiet=True),
-    _sign(Cause.OOM_AT_START, r"No available memory for the cache blocks", "no GPU memory is left for the KV cache"),
+    _sign(
+        Cause.OOM_AT_START,
+        r"No available memory for the cache blocks|Cannot auto-fit max_model_len: not enough GPU memory",
+        "no GPU memory is left for the KV cache",
+        stage=_KV_FIT,
+    ),
     _sign(
         Cause.OOM_AT_START,
         r"To serve at least one request with the models?'s? max seq len \((?P<length>\d+)\).{0,40}?\(?(?P<needed>[\d.]+) GiB KV cache is needed"
-        r".{0,80}?available KV cache memory \((?P<available>-?[\d.]+) GiB\)",
+        r".{0,80}?available KV cache memory \((?P<available>-?[\d.]+) GiB\)(?:.{0,80}?estimated maximum model length is (?P<possible>\d+))?",
         "one request of {length} tokens needs {needed} GiB of KV cache, {available} GiB is available",
+        stage=_KV_FIT,
     ),
+    # the host's memory again, in words that are also a part of the GPU's
     _sign(
-        Cause.OOM_AT_START, r"Failed to load model - not enough GPU memory", "the weights do not fit into GPU memory"
+        Cause.HOST_OOM,
+        r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|std::bad_alloc|\[Errno 12\] Cannot allocate memory"
+        r"|^(?:[\w.]{1,60}\.)?_?(?:Array)?MemoryError\b",
+        "an allocation in the host's memory failed",
     ),
     # the host: GPUs, ports, disk
     _sign(
@@ -146,16 +192,44 @@ SIGNS: tuple[Sign, ...] = (
     ),
     # crashes that are plainly not memory
     _sign(
-        Cause.CRASH, r"an illegal memory access was encountered", "CUDA error: an illegal memory access was encountered"
+        Cause.CUDA_ERROR,
+        r"\.(?:cuh?|hip):\d{1,6}: .{0,200}(?P<what>Assertion `.{1,200}` failed)",
+        "device-side assert: {what}",
     ),
-    _sign(Cause.CRASH, r"device-side assert triggered", "CUDA error: device-side assert triggered"),
-    _sign(Cause.CRASH, r"unspecified launch failure|misaligned address", "CUDA error in a kernel"),
+    _sign(
+        Cause.CUDA_ERROR,
+        r"(?P<what>(?:CUDA|HIP)(?: driver)? error: .{1,200}|Triton Error \[(?:CUDA|HIP)\]: .{1,200}"
+        r"|(?:CUBLAS|CUDNN|CUSPARSE|CUSOLVER|HIPBLAS)_STATUS_[A-Z_]{1,60})",
+        "{what}",
+    ),
+    _sign(
+        Cause.CUDA_ERROR,
+        r"(?P<what>an illegal memory access was encountered|device-side assert triggered|unspecified launch failure"
+        r"|misaligned address|cudaErrorIllegalAddress|cudaErrorLaunchFailure)",
+        "CUDA error: {what}",
+    ),
     _sign(Cause.CRASH, r"^Fatal Python error: (?P<what>.{1,200})", "fatal Python error: {what}"),
+    # a process that lost another
+    _sign(
+        Cause.NCCL,
+        r"(?P<what>Watchdog caught collective operation timeout.{0,200}|DistBackendError: .{1,200}|RuntimeError: NCCL error.{0,200}"
+        r"|(?:ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError).{0,200}"
+        r"|Some NCCL operations have failed or timed out.{0,100})",
+        "{what}",
+        rank=LOST,
+    ),
+    _sign(
+        Cause.RPC_TIMEOUT,
+        r"TimeoutError: (?P<what>RPC call to \w{1,60} timed out)|(?P<ray>RayChannelTimeoutError.{0,200})",
+        "{what}{ray}",
+        rank=LOST,
+    ),
     # hints
     _sign(
-        Cause.KILLED,
-        r"(?P<who>Worker proc \S{1,60}|Engine core proc \S{1,60}) died unexpectedly \(exit code: -9\)",
-        "{who} was killed by signal 9 (often the host's OOM killer)",
+        Cause.HOST_OOM,
+        r"(?P<who>Worker proc \S{1,60}|Engine core proc \S{1,60}|Process \S{1,60} \(PID: \d{1,9}\)) died"
+        r" (?:unexpectedly \(exit code: |with exit code )-9\b",
+        "{who} was killed by signal 9, as the kernel does when the host's memory runs out",
         rank=HINT,
     ),
     _sign(
@@ -165,19 +239,62 @@ SIGNS: tuple[Sign, ...] = (
         rank=HINT,
         quiet=True,
     ),
+    _sign(
+        Cause.RPC_TIMEOUT,
+        r"No available shared memory broadcast block found",
+        "a worker no longer answered: no shared memory broadcast block was free",
+        rank=FAINT,
+        quiet=True,
+    ),
 )
 
-WRAPPERS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("KeyError in update_from_output", re.compile(r"^KeyError: '(?:chat)?cmpl-")),
-    ("RuntimeError: Worker failed with error", re.compile(r"RuntimeError: Worker failed with error")),
-    ("TimeoutError: RPC call timed out", re.compile(r"TimeoutError: RPC call to \w{1,60} timed out")),
-    ("NCCL error", re.compile(r"RuntimeError: NCCL error|DistBackendError: NCCL")),
-    ("Worker died unexpectedly", re.compile(r"(?:Worker|Engine core) proc \S{1,60} died unexpectedly")),
-    ("EngineDeadError", re.compile(r"EngineDeadError: ")),
-    ("WorkerProc initialization failed", re.compile(r"WorkerProc initialization failed due to an exception")),
-    ("RuntimeError: Engine core initialization failed", re.compile(r"RuntimeError: Engine core initialization failed")),
+WORDS = (
+    "rror",
+    "xception",
+    "failed",
+    "Failed",
+    "imeout",
+    "memory",
+    "oom-kill",
+    "bad_alloc",
+    "NCCL",
+    " died ",
+    "trigger",
+    "startup complete",
 )
-"""What is thrown around a root cause, the most misleading first. Never a cause by itself."""
+"""One of these is in every line that any pattern here knows; looking for words is much cheaper than for patterns."""
+
+WRAPPERS: tuple[tuple[str, re.Pattern[str], Cause | None], ...] = (
+    ("KeyError in update_from_output", re.compile(r"^KeyError: '(?:(?:chat)?cmpl-|resp_)"), Cause.CRASH),
+    ("RuntimeError: Worker failed with error", re.compile(r"RuntimeError: Worker failed with "), None),
+    (
+        "TimeoutError: RPC call timed out",
+        re.compile(r"TimeoutError: RPC call to \w{1,60} timed out"),
+        Cause.RPC_TIMEOUT,
+    ),
+    ("RayChannelTimeoutError", re.compile(r"RayChannelTimeoutError"), Cause.RPC_TIMEOUT),
+    (
+        "NCCL error",
+        re.compile(r"RuntimeError: NCCL error|DistBackendError: |Watchdog caught collective operation timeout"),
+        Cause.NCCL,
+    ),
+    ("Worker died unexpectedly", re.compile(r"(?:Worker|Engine core) proc \S{1,60} died unexpectedly"), None),
+    ("EngineDeadError", re.compile(r"EngineDeadError: "), None),
+    (
+        "WorkerProc initialization failed",
+        re.compile(r"WorkerProc initialization failed due to an exception"),
+        None,
+    ),
+    (
+        "RuntimeError: Engine core initialization failed",
+        re.compile(r"RuntimeError: Engine core initialization failed"),
+        None,
+    ),
+)
+"""What is thrown around a root cause, the most misleading first, and what it is called where the log has no root."""
+
+PASSED_ON = re.compile(r"Worker failed with error|original error: |Watchdog|watchdog thread terminated")
+"""In a line that repeats another's error: the frames above it are not where memory was asked for."""
 
 MARKERS = re.compile(
     r"EngineCore encountered a fatal error|EngineCore failed to start|WorkerProc hit an exception|WorkerProc failed to start"
@@ -185,7 +302,7 @@ MARKERS = re.compile(
 """Announces the traceback that ended an engine; the first exception after it is the root."""
 
 EXCEPTION = re.compile(
-    r"^(?P<name>[A-Za-z_][\w.]{0,120}(?:Error|Exception|Failure|Timeout|Expired))(?:: (?P<what>.{0,500}))?$"
+    r"^(?P<name>[A-Za-z_][\w.]{0,120}(?:Error|Exception|Failure|Timeout|Expired|OutOfResources))(?:: (?P<what>.{0,500}))?$"
 )
 """The last line of a traceback."""
 

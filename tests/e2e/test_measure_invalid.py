@@ -1,0 +1,142 @@
+"""Reps that must not count: each instrument trips on the real thing, is named, and the rep is taken again."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.request
+
+import pytest
+
+import started
+from imagebisect import measure
+from imagebisect.measure import prompts
+from imagebisect.outcome import Cause
+from imagebisect.scenario import Prefill
+from imagebisect.simulator import events
+
+PREFILL = Prefill(name="p", on="s", prompt_tokens=8000, reps=1)
+SLOW = {"prefill_tok_s": 8000, "noise": 0}
+"""A second a rep: long enough for something to happen in it."""
+
+
+def timed(found):
+    """The reps after the warm-up."""
+    return [rep for rep in found.reps if not rep.warmup]
+
+
+def ask(context, ids, *, max_tokens=1):
+    """Send a request of somebody else's."""
+    body = json.dumps({"model": context.model_id, "prompt": ids, "max_tokens": max_tokens}).encode()
+    request = urllib.request.Request(f"{context.url}/v1/completions", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        answer.read()
+
+
+def at_the_first_rep(context, deed):
+    """Do something a moment after the warm-up is over, while the first timed rep runs."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + 20
+        while not context.progress.events and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(0.3)
+        deed()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_late_answer_makes_the_clocks_disagree(tmp_path):
+    """A proxy that holds answers back for half a second: both clocks are shown, no number is made of it."""
+    with started.context(tmp_path, {"answer_delay_s": 0.5, "prefill_tok_s": 40000}) as context:
+        found = measure.run(PREFILL, context)
+
+    assert found.failure.cause == Cause.INVALID_MEASUREMENT
+    assert len(timed(found)) == 3
+    assert all("the clocks disagree" in rep.invalid for rep in timed(found))
+    assert found.metrics.keys() <= {"min_free_mib"}
+
+
+def test_a_prompt_that_was_asked_before_hits_the_cache_and_does_not_count(tmp_path):
+    """Somebody sends the very prompt of the first rep beforehand: the hit is counted in tokens, the repeat is clean."""
+    with started.context(tmp_path, SLOW) as context:
+        made = prompts.Prompts(seed=context.seed, scenario="p", vocab_size=context.vocab_size)
+        place = prompts.Place(purpose="rep", concurrency=1, rep=0, attempt=0, slot=0, ordinal=1)
+        ask(context, made.ids(place, 8000))
+        found = measure.run(PREFILL, context)
+
+    first, second = timed(found)
+    assert "prompt tokens came from the prefix cache" in first.invalid
+    assert first.cache_hit_tokens > 7000
+    assert first.seconds < second.seconds / 2
+    assert second.invalid is None
+    assert found.metrics["c1.prefill_tok_s"] == pytest.approx(8000, rel=0.1)
+
+
+def test_another_request_in_a_rep_is_noticed(tmp_path):
+    """Somebody else uses the server while a rep is timed: the rep says so and is taken again."""
+    with started.context(tmp_path, SLOW) as context:
+        thread = at_the_first_rep(context, lambda: ask(context, [5] * 900))
+        found = measure.run(PREFILL, context)
+        thread.join(20)
+
+    first, second = timed(found)
+    assert "request" in first.invalid
+    assert second.invalid is None
+
+
+def test_a_newcomer_on_the_cards_spoils_the_rep_and_then_the_host(tmp_path):
+    """A foreign process comes while a rep runs and stays: every attempt names it, and the host is at fault."""
+    with started.context(tmp_path, SLOW) as context:
+        thread = at_the_first_rep(context, lambda: events.plant(tmp_path / "standin", foreign={1: 300.0}))
+        found = measure.run(PREFILL, context)
+        thread.join(20)
+
+    assert found.failure.cause == Cause.GPU_BUSY
+    assert "another process on GPU 1: pid 4100000, 300 MiB" in found.failure.message
+
+
+def test_a_newcomer_that_leaves_spoils_only_its_rep(tmp_path):
+    """It was there for one rep: that one is repeated, and the repeat counts."""
+    with started.context(tmp_path, {**SLOW, "prefill_tok_s": 4000}) as context:
+        plant = lambda: events.plant(tmp_path / "standin", foreign={0: 300.0}, for_s=1.8)  # noqa: E731
+        thread = at_the_first_rep(context, plant)
+        found = measure.run(PREFILL, context)
+        thread.join(20)
+
+    reps = timed(found)
+    assert "another process on GPU 0" in reps[0].invalid
+    assert reps[-1].invalid is None
+    assert found.failure is None
+
+
+def test_heat_spoils_a_rep_and_the_power_cap_does_not(tmp_path):
+    """Thermal slowdown (0x40) makes a rep invalid; the ordinary software power cap (0x4) is how cards run."""
+    with started.context(tmp_path / "hot", SLOW) as context:
+        events.plant(tmp_path / "hot" / "standin", slowdown_bits={1: 0x40}, for_s=2.2)
+        hot = measure.run(PREFILL, context)
+    with started.context(tmp_path / "capped", SLOW) as context:
+        events.plant(tmp_path / "capped" / "standin", slowdown_bits=0x4)
+        capped = measure.run(PREFILL, context)
+
+    assert "the clocks were slowed: GPU 1: hardware thermal slowdown" in timed(hot)[0].invalid
+    assert timed(hot)[-1].invalid is None
+    assert [rep.invalid for rep in timed(capped)] == [None]
+    assert timed(capped)[0].max_power_w > 0
+    assert timed(capped)[0].min_sm_clock_mhz > 0
+
+
+def test_slow_is_told_from_stuck(tmp_path):
+    """No answer in time: a server whose KV cache still fills is slow, one where nothing moves is stuck."""
+    with started.context(tmp_path / "slow", {"prefill_tok_s": 400}, request_s=5.0) as context:
+        slow = measure.run(PREFILL, context)
+    with started.context(tmp_path / "stuck", {"stuck_from_tokens": 8000}, request_s=5.0) as context:
+        stuck = measure.run(PREFILL, context)
+
+    assert slow.failure.cause == Cause.REQUEST_TIMEOUT
+    assert "still making progress" in slow.failure.message
+    assert stuck.failure.cause == Cause.STUCK
+    assert "/health says 200; no progress in its metrics for" in stuck.failure.message
