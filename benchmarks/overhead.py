@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import importlib
 import json
 import os
 import signal
@@ -18,16 +17,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import servers
+from stopwatch import Stopwatch, replaced, watched
 
 from imagebisect import config, measure, session
 from imagebisect.domain import SimulatedSource, VenvSource
@@ -35,7 +33,7 @@ from imagebisect.errors import BisectError, ExitCode
 from imagebisect.interrupt import StopFlag
 from imagebisect.measure import prompts
 from imagebisect.progress import Silent
-from imagebisect.runtime import process
+from imagebisect.runtime import groups, process
 from imagebisect.scenario import Prefill
 from imagebisect.vllm.readiness import FIRST_TOKEN_IDS
 
@@ -72,13 +70,15 @@ REP_BLOCKS = (("cards' sampler", "imagebisect.measure.rounds", "sampling"),)
 
 START_PARTS = (
     ("rendered", "imagebisect.runtime.process", "ProcessRuntime.render"),
+    ("host looked at", "imagebisect.start", "host_now"),
     ("cards before", "imagebisect.start", "settled_cards"),
     ("created", "imagebisect.runtime.process", "ProcessRuntime.start"),
     ("boot awaited", "imagebisect.vllm.readiness", "wait_ready"),
-    ("log's facts", "imagebisect.vllm.facts", "read"),
+    ("facts gathered", "imagebisect.start", "gather_facts"),
     ("scenario around its requests", "imagebisect.measure", "run"),
     ("events written", "imagebisect.ledger", "RunFolder.append"),
     ("stopped", "imagebisect.runtime.process", "RunningProcess.stop"),
+    ("cards after", "imagebisect.start", "_cards_after"),
     ("log compressed", "imagebisect.start", "compress_log"),
 )
 
@@ -91,94 +91,6 @@ class NotMeasuredError(BisectError):
 
     exit_code = ExitCode.NOT_MEASURABLE
     reason = "not_measured"
-
-
-# ------------------------------------------------------------------------------- stopwatch
-
-
-def resolve(module: str, name: str) -> tuple[Any, str]:
-    """Where a function is kept, and its name there. Raises AttributeError when it is no more."""
-    owner: Any = importlib.import_module(module)
-    *path, last = name.split(".")
-    for part in path:
-        owner = getattr(owner, part)
-    getattr(owner, last)
-    return owner, last
-
-
-class Stopwatch:
-    """Times calls of named functions in the thread that made it; of calls inside one another only the outermost."""
-
-    def __init__(self) -> None:
-        self.parts: dict[str, float] = defaultdict(float)
-        self._thread = threading.get_ident()
-        self._inside = False
-
-    def around(self, label: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, timed under `label`."""
-
-        @functools.wraps(function)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            if self._inside or threading.get_ident() != self._thread:
-                return function(*args, **kwargs)
-            self._inside = True
-            began = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.parts[label] += time.perf_counter() - began
-                self._inside = False
-
-        return timed
-
-    def around_block(self, label: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that returns a context manager, the entering and leaving of it timed under `label`."""
-
-        @functools.wraps(function)
-        @contextlib.contextmanager
-        def timed(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            with contextlib.ExitStack() as stack:
-                value = self.around(label, stack.enter_context)(function(*args, **kwargs))
-                inner = stack.pop_all()
-                try:
-                    yield value
-                except BaseException:
-                    if not self.around(label, inner.__exit__)(*sys.exc_info()):
-                        raise
-                else:
-                    self.around(label, inner.close)()
-
-        return timed
-
-    def take(self) -> dict[str, float]:
-        """What was timed since the last call, in seconds."""
-        taken = dict(self.parts)
-        self.parts.clear()
-        return taken
-
-
-@contextlib.contextmanager
-def replaced(module: str, name: str, by: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Put a wrapper in a function's place while the block runs."""
-    owner, last = resolve(module, name)
-    original = getattr(owner, last)
-    setattr(owner, last, by(original))
-    try:
-        yield
-    finally:
-        setattr(owner, last, original)
-
-
-@contextlib.contextmanager
-def watched(parts: Iterable[tuple[str, str, str]], blocks: Iterable[tuple[str, str, str]] = ()) -> Iterator[Stopwatch]:
-    """A stopwatch on all these functions, and on entering and leaving these blocks, while the block runs."""
-    watch = Stopwatch()
-    with contextlib.ExitStack() as stack:
-        for label, module, name in parts:
-            stack.enter_context(replaced(module, name, functools.partial(watch.around, label)))
-        for label, module, name in blocks:
-            stack.enter_context(replaced(module, name, functools.partial(watch.around_block, label)))
-        yield watch
 
 
 # --------------------------------------------------------------------------------- numbers
@@ -409,15 +321,6 @@ def our_start(made: Any, results: Path, *, number: int) -> tuple[Turn, float, tu
     return turn, call - sum(walls), start.intended.rendered.argv
 
 
-def group_members(pgid: int) -> bool:
-    """Whether anything of a process group is left."""
-    try:
-        os.killpg(pgid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def bare_start(argv: Sequence[str], folder: Path) -> dict[str, float]:
     """Seconds until the first token and until the end of the same command, started by hand.
 
@@ -439,6 +342,10 @@ def bare_start(argv: Sequence[str], folder: Path) -> dict[str, float]:
             cwd=folder,
             start_new_session=True,
         )
+    group = groups.Group(
+        run_id="", start_id="", pgid=started.pid, ticks=groups.start_ticks(started.pid) or 0, boot=groups.boot_id(),
+        owner="", cache="",
+    )  # fmt: skip
     try:
         with bare_client(f"http://127.0.0.1:{port}") as client:
             first_token(client, started, deadline=began + servers.BOOT_S)
@@ -446,7 +353,7 @@ def bare_start(argv: Sequence[str], folder: Path) -> dict[str, float]:
         os.killpg(started.pid, signal.SIGTERM)
         deadline = ready + servers.STOP_S
         started.wait(servers.STOP_S)
-        while group_members(started.pid) and time.perf_counter() < deadline:
+        while group.members() and time.perf_counter() < deadline:
             time.sleep(0.005)
     except subprocess.TimeoutExpired as error:
         raise NotMeasuredError("the bare server did not end when told to", where=str(folder)) from error
@@ -465,7 +372,7 @@ def first_token(client: httpx.Client, started: subprocess.Popen[bytes], *, deadl
                 model = client.get("/v1/models").json()["data"][0]["id"]
                 post(client, prompts.body(model, list(FIRST_TOKEN_IDS), max_tokens=1))
                 return
-        time.sleep(0.02)
+        time.sleep(0.05)
     raise NotMeasuredError(f"the bare server gave no token (exit code {started.poll()})")
 
 

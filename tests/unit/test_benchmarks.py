@@ -36,6 +36,13 @@ def overhead(monkeypatch):
 
 
 @pytest.fixture
+def stopwatch(monkeypatch):
+    """The module `stopwatch`."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("stopwatch")
+
+
+@pytest.fixture
 def environment(tmp_path):
     """A folder with a bin/vllm that is no vLLM, and a model's folder."""
     program = tmp_path / "env" / "bin" / "vllm"
@@ -178,18 +185,18 @@ def test_they_agree_when_the_median_ratio_is_within_3_percent(bench, rate, agree
 # -------------------------------------------------------------------------------- overhead
 
 
-def test_everything_that_is_timed_by_name_is_there(overhead):
+def test_everything_that_is_timed_by_name_is_there(overhead, stopwatch):
     """A function that was renamed would silently move into "the rest"."""
     timed = [(module, name) for _, module, name in (*overhead.REP_PARTS, *overhead.REP_BLOCKS, *overhead.START_PARTS)]
 
     for module, name in (*timed, overhead.WHOLE_REP, overhead.WHOLE_START):
-        owner, last = overhead.resolve(module, name)
+        owner, last = stopwatch.resolve(module, name)
         assert callable(getattr(owner, last))
 
 
-def test_of_nested_calls_only_the_outermost_is_counted(overhead):
+def test_of_nested_calls_only_the_outermost_is_counted(stopwatch):
     """A wait inside a scrape is the scrape's, and another thread's calls are nobody's; so parts add up."""
-    watch = overhead.Stopwatch()
+    watch = stopwatch.Stopwatch()
     inner = watch.around("inner", lambda: None)
     outer = watch.around("outer", inner)
 
@@ -202,7 +209,7 @@ def test_of_nested_calls_only_the_outermost_is_counted(overhead):
     assert watch.take() == {}
 
 
-def test_a_timed_block_still_enters_leaves_and_sees_errors(overhead):
+def test_a_timed_block_still_enters_leaves_and_sees_errors(stopwatch):
     """Timing a context manager changes nothing of what it does."""
     seen = []
 
@@ -216,7 +223,7 @@ def test_a_timed_block_still_enters_leaves_and_sees_errors(overhead):
         finally:
             seen.append("left")
 
-    watch = overhead.Stopwatch()
+    watch = stopwatch.Stopwatch()
     timed = watch.around_block("block", block)
 
     with timed(3) as value:
@@ -228,12 +235,12 @@ def test_a_timed_block_still_enters_leaves_and_sees_errors(overhead):
     assert set(watch.take()) == {"block"}
 
 
-def test_functions_are_put_back_after_timing(overhead):
+def test_functions_are_put_back_after_timing(overhead, stopwatch):
     """A benchmark that fails half-way leaves the program as it was."""
-    owner, last = overhead.resolve(*overhead.WHOLE_REP)
+    owner, last = stopwatch.resolve(*overhead.WHOLE_REP)
     before = getattr(owner, last)
 
-    with pytest.raises(RuntimeError), overhead.watched([("x", *overhead.WHOLE_REP)]):
+    with pytest.raises(RuntimeError), stopwatch.watched([("x", *overhead.WHOLE_REP)]):
         raise RuntimeError
 
     assert getattr(owner, last) is before

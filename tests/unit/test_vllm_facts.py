@@ -127,3 +127,12 @@ def test_any_bytes_can_be_read(tmp_path_factory, pieces):
     path.write_bytes(b"\n".join([*pieces, b"GPU KV cache size: 193,"]))
 
     assert "kv_cache_tokens" not in facts.read(path)
+
+
+@pytest.mark.parametrize("log", sorted(RECORDED.glob("*/*.log")), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_passing_over_lines_loses_no_fact(log, monkeypatch):
+    """Only lines with a wanted word are read; a recorded log has the same facts when every line is."""
+    quick = facts.read(log)
+    monkeypatch.setattr(facts, "_WANTED", None)
+
+    assert facts.read(log) == quick

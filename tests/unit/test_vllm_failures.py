@@ -88,6 +88,19 @@ def test_oom_at_boot_is_an_oom_at_start():
     assert failure.masked_by == "RuntimeError: Engine core initialization failed"
 
 
+def test_an_oom_in_a_workers_warm_up_is_an_oom_at_start():
+    """The worker runs out while FlashInfer tunes itself; the engine then only repeats that a worker failed."""
+    failure = failures.classify(H200 / "oom-in-warm-up.log", phase=Phase.BOOT, exit_state=ended(1))
+
+    assert failure.cause == Cause.OOM_AT_START
+    assert (failure.details["asked_mib"], failure.details["free_mib"]) == (544.0, 347.12)
+    assert failure.details["reserved_unallocated_mib"] == 489.31
+    assert failure.details["stage"] == "warm_up"
+    assert failure.details["frame"] == "vllm/model_executor/models/qwen3_next.py:forward"
+    assert "(s72, 34816)" in failure.details["code"]
+    assert failure.masked_by == "RuntimeError: Worker failed with error"
+
+
 def test_no_room_for_the_kv_cache_is_a_failure_for_memory():
     """Without a pin: nothing is left for the cache blocks, and the record says how much was missing."""
     failure = failures.classify(H200 / "no-kv-memory.log", phase=Phase.BOOT, exit_state=ended(1))

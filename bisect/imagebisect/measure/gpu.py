@@ -10,7 +10,7 @@ from imagebisect.errors import EnvironmentFault
 from imagebisect.measure.cards import CardDetails, GpuProbe, GpuProcess, NoProbe, Sample, arrived_since
 from imagebisect.measure.nvml import NvmlProbe
 from imagebisect.measure.sampling import Lowest, sampling
-from imagebisect.measure.smi import ExecProbe, SmiProbe, parse_smi, run_here, standin_argv
+from imagebisect.measure.smi import ExecProbe, SmiProbe, parse_smi, run_here, run_standin, standin_argv
 from imagebisect.outcome import Cause
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "known",
     "parse_smi",
     "run_here",
+    "run_standin",
     "sampling",
     "standin_argv",
 ]
@@ -53,7 +54,7 @@ def choose(
     if gpu_probe == "none" or (server.gpus == "none" and gpu_probe != "exec"):
         return NoProbe()
     if isinstance(source, SimulatedSource):
-        return SmiProbe(server.gpus, argv=standin_argv(run_folder, source.profile))
+        return SmiProbe(server.gpus, argv=standin_argv(run_folder, source.profile), command=run_standin)
     if gpu_probe == "exec":
         return ExecProbe()
     if gpu_probe in {"auto", "nvml"}:

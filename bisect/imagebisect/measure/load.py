@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from imagebisect.vllm.transport import MOST_BYTES, one_shot_client
+from imagebisect.vllm.transport import MOST_BYTES, OK, one_shot_client
 
 if TYPE_CHECKING:
     import httpx
@@ -20,7 +20,6 @@ WATCH_S = 0.1
 
 CONNECT_S = 10.0
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-OK = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +53,11 @@ class Round:
     def seconds(self) -> float:
         """The makespan: from the first request sent to the last answer read."""
         return max(a.ended for a in self.answers) - min(a.sent for a in self.answers)
+
+    @property
+    def ended(self) -> float:
+        """When the last answer was read, on `time.perf_counter`."""
+        return max(a.ended for a in self.answers)
 
     @property
     def complete(self) -> bool:
@@ -92,7 +96,7 @@ async def _ask(client: httpx.AsyncClient, path: str, body: bytes) -> Answer:
     try:
         async with client.stream("POST", path, content=body, headers={"content-type": "application/json"}) as answer:
             content = bytearray()
-            async for chunk in answer.aiter_bytes():
+            async for chunk in answer.aiter_raw():
                 content += chunk
                 if len(content) > MOST_BYTES:
                     return Answer(status=None, sent=sent, ended=time.perf_counter(), error="an answer without end")

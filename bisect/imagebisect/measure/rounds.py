@@ -23,7 +23,7 @@ from imagebisect.vllm import failures, logmarks, metrics
 from imagebisect.vllm.aftermath import wait_for_end
 from imagebisect.vllm.logtail import LogTail
 from imagebisect.vllm.metrics import Snapshot
-from imagebisect.vllm.transport import get_text
+from imagebisect.vllm.transport import OK, get_text
 
 MOST_REPEATS = 2
 """Times an invalid rep is taken again."""
@@ -35,8 +35,6 @@ _SCRAPE_S = 10.0
 _HEALTH_S = 2.0
 _IDLE_S = 30.0
 _LATE_COUNTERS_S = 1.0
-_LOG_LAG_S = 0.03
-"""A log line reaches the file this long after it was written, at most."""
 
 
 class RoundFailedError(Exception):
@@ -80,7 +78,7 @@ class Rounds:
     samples: dict[str, JsonValue] = field(default_factory=dict)
     lowest_free_mib: float | None = None
     began: float = field(default_factory=time.monotonic)
-    _lines: list[str] = field(default_factory=list)
+    _marks: logmarks.Marks = field(default_factory=logmarks.Marks)
 
     def __post_init__(self) -> None:
         """Start reading the log from here on."""
@@ -96,10 +94,10 @@ class Rounds:
     # ------------------------------------------------------------------ looking on
 
     def _guard(self) -> str | None:
-        """Why no answer will come, for load.send; also collects the log's new lines."""
+        """Why no answer will come, for load.send; also collects what the log's new lines say."""
         self.context.stop.check()
         lines = self._tail.new_lines()
-        self._lines += lines
+        self._marks.add(lines)
         self._watch.look()
         fatal = next((line for line in lines if failures.is_fatal(line)), None)
         if fatal is not None:
@@ -180,7 +178,7 @@ class Rounds:
         shape = sent or shape
         bodies = self._bodies(number, shape, purpose=purpose, rep=rep, attempt=attempt)
         before, idle = self._scrape_idle()
-        self._lines.clear()
+        self._marks.take()
         self._watch.begin()
         with sampling(self.context.probe, own=self.context.own_pids, known=self.context.known_processes) as lowest:
             done = load.send(
@@ -198,9 +196,11 @@ class Rounds:
             self._record(made, note=f"failed: {failure.cause}")
             raise RoundFailedError(failure, tuple(_in_words(answer) for answer in done.answers))
         counted = metrics.delta(before, self._scrape_after(before, shape.concurrency))
-        self.context.stop.wait(_LOG_LAG_S)
+        lag_s = self.context.running.log_lag_s - (time.perf_counter() - done.ended)
+        if lag_s > 0:
+            self.context.stop.wait(lag_s)
         self._guard()
-        marks = logmarks.marks(self._lines)
+        marks = self._marks.take()
         exact = self.context.endpoint == "completions"
         evidence = [*validity.evidence(done, shape, counted, lowest, idle=idle, exact=exact)]
         if marks and not warmup and purpose == "rep":
@@ -258,7 +258,7 @@ class Rounds:
             seen = f"{size}: HTTP {refused.status}: {refused.text[:400]}"
             return Failure(cause=Cause.REQUEST_FAILED, phase=Phase.REQUEST, message=seen, details={"observed": seen})
         ended = wait_for_end(context.running, context.log, context.stop)
-        bad = next((a for a in done.answers if a.status not in {load.OK, None}), None)
+        bad = next((a for a in done.answers if a.status not in {OK, None}), None)
         lost = next((a.error for a in done.answers if a.status is None), "")
         how = f"HTTP {bad.status}: {bad.text[:300]}" if bad else done.cut or lost
         return failures.classify(

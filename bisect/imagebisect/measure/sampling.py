@@ -35,12 +35,12 @@ class _Asked:
         self._last, self._at = found, time.monotonic()
         return found
 
-    def processes_before(self, probe: GpuProbe) -> _Processes:
-        """Who was on the cards just now: the list that ended the last block, unless it is too old for that.
+    def processes_before(self, probe: GpuProbe, *, however_old: bool) -> _Processes:
+        """Who was on the cards at the last look, unless that is too old; asking a command takes tens of milliseconds.
 
-        Asking a command takes tens of milliseconds of every rep.
+        Where it is known who may be there, any age will do: whoever came since is a stranger either way.
         """
-        if self._last is not None and time.monotonic() - self._at < probe.process_interval_s:
+        if self._last is not None and (however_old or time.monotonic() - self._at < probe.process_interval_s):
             return self._last
         return self.processes(probe)
 
@@ -166,8 +166,7 @@ def sampling(
 ) -> Iterator[Lowest]:
     """Watch the cards from a thread while the block runs.
 
-    The processes are read before the block is entered (unless a list of the block before is younger than the probe's
-    `process_interval_s`), after it is left, and now and then meanwhile. Where the driver does not answer, the thread
+    The processes are read before the block is entered (unless the list that ended the block before will do), after it is left, and now and then meanwhile. Where the driver does not answer, the thread
     is left behind as a daemon and `wedged` is set.
 
     Args:
@@ -185,7 +184,7 @@ def sampling(
     patience.limit_s = patience_s
     watcher = _Watcher(probe, lowest, own, known)
     if probe.host_pids:
-        watcher.begin(asked.processes_before(probe))
+        watcher.begin(asked.processes_before(probe, however_old=known is not None))
     if patience.wedged:
         lowest.wedged = True
         yield lowest

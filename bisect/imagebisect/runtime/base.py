@@ -64,6 +64,8 @@ class Running(Protocol):
 
     spec: StartSpec
     url: str
+    log_lag_s: float
+    """A line that the server wrote is in our log file this much later, at most."""
 
     def __enter__(self) -> Running: ...
 

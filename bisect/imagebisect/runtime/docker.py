@@ -73,6 +73,8 @@ def _daemon() -> Iterator[None]:
 class RunningContainer:
     """A started container. See `Running`."""
 
+    log_lag_s = 0.03  # from the container by the daemon to our thread
+
     def __init__(self, client: docker.DockerClient, spec: StartSpec, container: Container, volume: str | None) -> None:
         self.spec = spec
         self.url = ""

@@ -80,6 +80,8 @@ def _run(argv: tuple[str, ...], env: Mapping[str, str], timeout_s: float) -> tup
 class RunningProcess:
     """A started process group. See `Running`."""
 
+    log_lag_s = 0.0  # it writes into the file itself
+
     def __init__(
         self, spec: StartSpec, process: subprocess.Popen[bytes], group: groups.Group, env: Mapping[str, str], port: int
     ) -> None:

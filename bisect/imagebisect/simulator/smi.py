@@ -165,6 +165,13 @@ def _chosen(all_cards: Sequence[cards.Card], wanted: str | None) -> list[cards.C
 
 def main(arguments: Sequence[str]) -> int:
     """Answer like `nvidia-smi`; exit code 2 for a field or option it does not have, as the real one."""
+    code, text = answer(arguments)
+    sys.stdout.write(text)
+    return code
+
+
+def answer(arguments: Sequence[str]) -> tuple[int, str]:
+    """Exit code and output, without printing; SystemExit for arguments that argparse refuses."""
     parser = argparse.ArgumentParser(prog="nvidia-smi", allow_abbrev=False)
     parser.add_argument("--state-dir", default=cards.DEFAULT_STATE_DIR)
     parser.add_argument("--profile", help="a build's profile: what the cards are like before the first start")
@@ -182,17 +189,14 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(str(error))
     found = _chosen(cards.read(Path(options.state_dir), profile), options.id)
     if not found:
-        sys.stdout.write("No devices were found\n")
-        return 6
+        return 6, "No devices were found\n"
     time.sleep(events.in_effect(Path(options.state_dir)).wedged_s)
     style = {part.strip() for part in options.format.split(",")}
     if not (options.list_gpus or options.query_gpu or options.query_compute_apps):
-        sys.stdout.write(_overview(found))
-        return 0
+        return 0, _overview(found)
     if options.list_gpus:
         lines = [f"GPU {card.index}: {cards.CARD_NAME} (UUID: {card.uuid})\n" for card in found]
-        sys.stdout.write("".join(lines))
-        return 0
+        return 0, "".join(lines)
     if options.query_gpu:
         names = [name.strip() for name in options.query_gpu.split(",")]
         rows = [_card_fields(card, len(found)) for card in found]
@@ -215,10 +219,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     for name in names:
         if name not in known:
-            sys.stdout.write(f'Field "{name}" is not a valid field to query.\n\n')
-            return 2
-    sys.stdout.write(_table(rows, names, style))
-    return 0
+            return 2, f'Field "{name}" is not a valid field to query.\n\n'
+    return 0, _table(rows, names, style)
 
 
 def _process_name(pid: int) -> str:

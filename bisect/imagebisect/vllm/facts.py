@@ -138,6 +138,37 @@ _WORDINGS = (
     _wording("init_engine_s", r"init engine \([^)]{1,200}\) took ([\d.]{1,20}) s", _number, _largest),
     _wording("max_num_batched_tokens", r"Chunked prefill is enabled with max_num_batched_tokens=(\d{1,12})", _whole),
 )
+_WANTED = tuple(
+    word.encode()
+    for word in (
+        "version ",
+        "LLM engine",
+        "non-default args",
+        "Resolved architecture",
+        " backend",
+        "prefill kernel",
+        "odel runner",
+        "odel Runner",
+        "block size to",
+        "oading ",
+        "transform time",
+        "torch.compile",
+        "init engine",
+        "AOT compilation",
+        "warmup run",
+        "memory",
+        "KV cache size",
+        "Maximum concurrency",
+        "num_gpu_blocks",
+        "using nccl",
+        "mamba page",
+        "Graph capturing",
+        "CUDA graph",
+        "Chunked prefill",
+    )
+)
+"""A line without any of these states no fact: looking for a word is ten times as fast as trying every wording."""
+
 _PINNED_BYTES = re.compile(r"'kv_cache_memory_bytes': (\d{1,20})")
 _BATCHED_TOKENS = re.compile(r"'max_num_batched_tokens': (\d{1,12})")
 _COMMIT = re.compile(r"\+g([0-9a-f]{7,40})")
@@ -147,14 +178,16 @@ _COUNTED = {
     "autotuner_fallbacks": re.compile(r"No tuned config covers "),
     "jit_warnings": re.compile(r"JIT compilation during inference"),
     "hang_warnings": re.compile(r"No available shared memory broadcast block found"),
-    "preemption_warnings": re.compile(r"is preempted by |preemption mode"),
 }
+
+
+_WORTH_COUNTING = (b"No tuned config", b"JIT compilation", b"shared memory broadcast")
 
 
 def count_warnings(log: Path) -> dict[str, int]:
     """How often the whole log warns of each thing worth counting (vllm.md 3.5). A missing log warns of nothing."""
     counts = dict.fromkeys(_COUNTED, 0)
-    for line in loglines.read(log):
+    for line in loglines.read(log, wanted=_WORTH_COUNTING):
         for name, pattern in _COUNTED.items():
             if pattern.search(line.text):
                 counts[name] += 1
@@ -164,7 +197,7 @@ def count_warnings(log: Path) -> dict[str, int]:
 def read(log: Path) -> dict[str, JsonValue]:
     """Every fact the log states; times in s, memory in MiB or bytes as the names say. A missing log has none."""
     found: dict[str, JsonValue] = {}
-    for line in loglines.read(log):
+    for line in loglines.read(log, wanted=_WANTED):
         if line.level in {"ERROR", "CRITICAL"}:
             continue
         for wording in _WORDINGS:
