@@ -9,7 +9,20 @@ import pytest
 import worlds
 from imagebisect import __version__
 
-COMMANDS = ("run", "resume", "plan", "probe", "compare", "status", "report", "mark", "doctor", "clean", "demo", "images")
+COMMANDS = (
+    "run",
+    "resume",
+    "plan",
+    "probe",
+    "compare",
+    "status",
+    "report",
+    "mark",
+    "doctor",
+    "clean",
+    "demo",
+    "images",
+)
 
 
 def test_help_lists_the_commands_the_first_steps_and_the_exit_codes(tmp_path):

@@ -51,6 +51,7 @@ def test_a_clean_rep_counts_whatever_its_value():
         ({"done": answered(1.0, prompt=None)}, "asked 4000 prompt tokens, the server counted nothing"),
         ({"done": answered(1.0, completion=3)}, "asked 1 output tokens, got 3"),
         ({"counted": Snapshot(prefix_hits=3984)}, "3984 prompt tokens came from the prefix cache"),
+        ({"counted": Snapshot(prefix_hits=0, external_hits=16)}, "16 prompt tokens came from the prefix cache"),
         ({"idle": False}, "another request was running before it began"),
         ({"counted": Snapshot(succeeded=2)}, "2 requests ended, 1 were ours"),
         ({"counted": Snapshot(succeeded=1, running=1)}, "another request was running when it ended"),

@@ -52,6 +52,15 @@ def test_what_a_build_lacks_is_none():
     assert seen.prefix_hits is None
 
 
+def test_a_value_that_was_renamed_is_found_under_either_name():
+    """Older builds say gpu_cache_usage_perc and gpu_prefix_cache_*; of both names the newer one counts."""
+    old = "vllm:gpu_cache_usage_perc 0.5\nvllm:gpu_prefix_cache_hits_total 16.0\n"
+    both = old + "vllm:kv_cache_usage_perc 0.25\nvllm:prefix_cache_hits_total 0.0\n"
+
+    assert (metrics.parse(old).kv_usage, metrics.parse(old).prefix_hits) == (0.5, 16)
+    assert (metrics.parse(both).kv_usage, metrics.parse(both).prefix_hits) == (0.25, 0)
+
+
 def test_a_change_is_what_happened_between_two_looks():
     """Counters subtract, levels stay; a counter that one look lacks, or that ran backwards, is unknown."""
     before = metrics.Snapshot(prompt_tokens=100, prefill_s=1.0, succeeded=5, running=1)

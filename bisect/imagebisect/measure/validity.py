@@ -35,9 +35,12 @@ class Shape:
 
 
 def cache_hits(done: Round, counted: Snapshot) -> int | None:
-    """Prompt tokens from the prefix cache: the server's counter, else what the answers say, None where neither does."""
+    """Prompt tokens from a prefix cache, the server's own or one it shares: by its counters, else by its answers.
+
+    None where neither says.
+    """
     if counted.prefix_hits is not None:
-        return round(counted.prefix_hits)
+        return round(counted.prefix_hits + (counted.external_hits or 0.0))
     said = [answer.cached_tokens for answer in done.answers if answer.cached_tokens is not None]
     return sum(said) if said else None
 

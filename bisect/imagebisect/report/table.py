@@ -25,7 +25,14 @@ COLUMNS = (
     "server_prefill_s",
     "server_queue_s",
     "server_ttft_s",
+    "server_e2e_s",
+    "counted_prompt_tokens",
     "cache_hit_tokens",
+    "marks",
+    "min_free_mib",
+    "min_sm_clock_mhz",
+    "max_temperature_c",
+    "max_power_w",
     "value",
     "invalid",
 )
@@ -67,10 +74,23 @@ def _rep(scenario: dict[str, Any], rep: dict[str, Any]) -> dict[str, Any]:
         "server_prefill_s": rep["server_prefill_s"],
         "server_queue_s": rep["server_queue_s"],
         "server_ttft_s": rep["server_ttft_s"],
+        "server_e2e_s": rep["server_e2e_s"],
+        "counted_prompt_tokens": _sum(rep["usage_prompt_tokens"]),
         "cache_hit_tokens": rep["cache_hit_tokens"],
+        "marks": "; ".join(rep["marks"]) or None,
+        "min_free_mib": rep["min_free_mib"],
+        "min_sm_clock_mhz": rep["min_sm_clock_mhz"],
+        "max_temperature_c": rep["max_temperature_c"],
+        "max_power_w": rep["max_power_w"],
         "value": rep["value"],
         "invalid": rep["invalid"],
     }
+
+
+def _sum(counts: list[int | None]) -> int | None:
+    """Tokens that the server counted in all requests of a round; None where it did not count one of them."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if counts and len(known) == len(counts) else None
 
 
 def render(report: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ class Snapshot:
     """
 
     prefix_hits: float | None = None
+    external_hits: float | None = None
     prefix_queries: float | None = None
     prompt_tokens: float | None = None
     computed_tokens: float | None = None
@@ -45,6 +46,7 @@ class Snapshot:
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "prefix_hits": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+    "external_hits": ("vllm:external_prefix_cache_hits_total",),
     "prefix_queries": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
     "prompt_tokens": ("vllm:prompt_tokens_total",),
     "generation_tokens": ("vllm:generation_tokens_total",),
