@@ -296,6 +296,7 @@ def _from_sign(scan: _Scan, phase: Phase) -> tuple[Cause, str, dict[str, JsonVal
         stage = _stage(scan, phase)
         if stage:
             details["stage"] = stage
+            message += f", {stages.SAYS[stages.Stage(stage)]}"
         masked = _masked_by(scan, cause)
         if masked:
             details["masked_by"] = masked

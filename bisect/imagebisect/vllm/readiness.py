@@ -121,7 +121,7 @@ async def _watched(watch: _Watch, answer: Coroutine[Any, Any, _Answer]) -> _Answ
 
 
 def _pause_s(seconds: float) -> float:
-    return 0.05 if seconds < 3.0 else 0.2 if seconds < 15.0 else 0.5
+    return 0.05 if seconds < 3.0 else 0.2
 
 
 async def _pause(watch: _Watch) -> None:

@@ -23,6 +23,16 @@ class Stage(StrEnum):
     REQUEST = "request"
 
 
+SAYS = {
+    Stage.LOAD: "while the weights were loaded",
+    Stage.PROFILING: "while memory was profiled",
+    Stage.KV_FIT: "while the KV cache was laid out",
+    Stage.GRAPH_CAPTURE: "while CUDA graphs were captured",
+    Stage.WARM_UP: "while it warmed up",
+    Stage.REQUEST: "while it served a request",
+}
+"""Each stage in a sentence."""
+
 _SURE = {
     "load_model": Stage.LOAD,
     "determine_available_memory": Stage.PROFILING,
