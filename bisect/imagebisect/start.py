@@ -127,6 +127,15 @@ def _cards_below(baseline: tuple[CardMemory, ...], now: tuple[CardMemory, ...]) 
     return found
 
 
+def first_seen(state: RunState) -> tuple[CardMemory, ...]:
+    """Each card as it was before the run's first start on it, whatever server that was of."""
+    found: dict[str, CardMemory] = {}
+    for start in state.starts:
+        for card in start.intended.baseline:
+            found.setdefault(card.uuid, card)
+    return tuple(found.values())
+
+
 def settled_cards(
     probe: GpuProbe, baseline: tuple[CardMemory, ...], stop: StopFlag, *, settle_s: float = SETTLE_S
 ) -> tuple[CardMemory, ...]:
@@ -205,7 +214,7 @@ def run_start(
     rendered = bench.runtime.render(spec)
     check_identical(state, server.name, rendered)
     host = check_host(state, host_now(plan, bench.folder.path, bench.runtime))
-    reference = next((start.intended.baseline for start in state.starts if start.intended.server == server.name), ())
+    reference = first_seen(state)
     baseline = settled_cards(cards, reference, bench.stop)
     bench.record(
         StartIntended(

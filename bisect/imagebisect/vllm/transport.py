@@ -41,7 +41,7 @@ def one_shot_client(url: str, *, connections: int = 1, timeout: httpx.Timeout | 
 
 async def _text(url: str) -> str | None:
     body = bytearray()
-    async with one_shot_client(url) as client, client.stream("GET", "") as answer:
+    async with one_shot_client(url) as client, client.stream("GET", url) as answer:
         if answer.status_code != OK:
             return None
         # as it comes: what is packed may unpack to any size in one piece
