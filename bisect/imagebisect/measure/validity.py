@@ -48,10 +48,12 @@ def cache_hits(done: Round, counted: Snapshot) -> int | None:
 def clocks_disagree(done: Round, shape: Shape, counted: Snapshot) -> str | None:
     """Both clocks in words when they tell of different rounds; None when they agree or the server has none.
 
-    Compared are the seconds of all requests together. The server's end-to-end time is on its wall clock, queue plus
-    prefill plus decode on its monotonic one: whichever is nearer to ours speaks for it.
+    The server's requests together cannot last longer than ours did, and a round cannot last longer than the server's
+    requests one after the other: above C=1 a busy frontend may let them in one by one, and that is the server's doing.
+    Its end-to-end time is on its wall clock, queue plus prefill plus decode on its monotonic one: whichever is nearer
+    to ours speaks for it.
     """
-    ours = sum(answer.seconds for answer in done.answers)
+    ours, makespan = sum(answer.seconds for answer in done.answers), done.seconds
     theirs = []
     if counted.e2e_s is not None and counted.e2es == shape.concurrency:
         theirs.append(counted.e2e_s)
@@ -63,9 +65,14 @@ def clocks_disagree(done: Round, shape: Shape, counted: Snapshot) -> str | None:
     # requests of one round are parsed one after the other, so the n-th waits for n parsings
     waits = shape.concurrency * (shape.concurrency + 1) / 2
     allowed = CLOCK_SHARE * server + waits * (CLOCK_REQUEST_S + CLOCK_TOKEN_S * shape.prompt_tokens)
-    if abs(ours - server) <= allowed:
+    if makespan <= server + allowed and server <= ours + allowed:
         return None
-    return f"the clocks disagree: {ours:.3f} s in requests here, {server:.3f} s on the server"
+    if shape.concurrency == 1:
+        return f"the clocks disagree: {makespan:.3f} s here, {server:.3f} s on the server"
+    return (
+        f"the clocks disagree: {makespan:.3f} s here ({ours:.3f} s in {shape.concurrency} requests), "
+        f"{server:.3f} s in them on the server"
+    )
 
 
 def wrong_counts(done: Round, shape: Shape, *, exact: bool) -> list[str]:
