@@ -34,8 +34,14 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY)
 	$(BIN)/bisect demo
 
+# Containers and unit tests side by side: neither minds the other. What times real processes then has the machine alone.
 test: $(READY)
-	$(BIN)/pytest
+	@$(BIN)/pytest tests/docker & containers=$$!; \
+	$(BIN)/pytest tests/unit; units=$$?; \
+	wait $$containers; containers=$$?; \
+	$(BIN)/pytest tests/e2e tests/vllm; processes=$$?; \
+	echo "exit codes: unit $$units, containers $$containers, processes $$processes"; \
+	[ $$units = 0 ] && [ $$containers = 0 ] && [ $$processes = 0 ]
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -117,5 +117,6 @@ def context(
             server=started.spec.server,
             ready_s=ready.boot_s,
             own_pids=started.pids(),
-            known_processes=gpu.known(probe),
+            known_processes=frozenset(process.key for process in probe.processes() or ()),
+            has_metrics=scrape is not None,
         )

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from imagebisect.comparison import NOT_MEASURED, Asked, Compared, Side, as_target, asked_by, asked_by_default, compare
+from imagebisect.comparison import (
+    NOT_MEASURED,
+    Asked,
+    Compared,
+    Side,
+    as_target,
+    asked_by,
+    asked_by_default,
+    compare_all,
+)
 from imagebisect.domain import Failure
 from imagebisect.errors import EnvironmentFault, ExitCode
 from imagebisect.evidence import observe
@@ -30,6 +39,11 @@ _MEMORY = (Cause.OOM_AT_START, Cause.OOM_AT_REQUEST)
 def order(starts: int) -> str:
     """The sides of one server's starts in order, `starts` of each: `ABBAAB` for three."""
     return "".join("ABBA"[slot % 4] for slot in range(2 * starts))
+
+
+def in_words(state: RunState) -> str:
+    """The order of each server's starts as reports have it: `A B B A`."""
+    return " ".join(order(spec_of(state).starts))
 
 
 def spec_of(state: RunState) -> CompareSpec:
@@ -87,7 +101,7 @@ def next_start(state: RunState) -> Probe | None:
             scenarios=scenarios_of(state.plan)[server.name],
             targets=(),
             purpose="compare",
-            why=f"{sides[slot]}, start {slot + 1} of {len(sides)}: {' '.join(sides)}",
+            why=f"{sides[slot]}, start {slot + 1} of {len(sides)}",
         )
     return None
 
@@ -121,7 +135,7 @@ def asked_of(state: RunState) -> tuple[Asked, ...]:
     targets = tuple(asked_by(target) for target in suite.targets)
     named = {(asked.scenario, asked.metric.name) for asked in targets}
     rest = (
-        asked_by_default(scenario.name, metric)
+        asked_by_default(scenario, metric)
         for scenario in sorted(suite.scenarios, key=scenario_order)
         for metric in scenario.metrics()
         if (scenario.name, metric.name) not in named
@@ -153,7 +167,7 @@ def side_of(state: RunState, asked: Asked, build: int) -> Side:
 def compared(state: RunState) -> tuple[tuple[Compared, ...], tuple[str, ...]]:
     """The answer for every metric, and the metrics (`scenario.name`) that no start of either build has."""
     spec = spec_of(state)
-    found: list[Compared] = []
+    questions: list[tuple[Asked, Side, Side]] = []
     absent: list[str] = []
     for asked in asked_of(state):
         a, b = side_of(state, asked, spec.a), side_of(state, asked, spec.b)
@@ -161,8 +175,8 @@ def compared(state: RunState) -> tuple[tuple[Compared, ...], tuple[str, ...]]:
         if nowhere and asked.target is None:
             absent.append(f"{asked.scenario}.{asked.metric.name}")
         else:
-            found.append(compare(asked, a, b))
-    return tuple(found), tuple(absent)
+            questions.append((asked, a, b))
+    return compare_all(questions), tuple(absent)
 
 
 def exit_code(state: RunState) -> tuple[ExitCode, str]:
@@ -185,6 +199,7 @@ def _causes(state: RunState, ids: Iterable[str]) -> str:
 def loop(session: Session) -> None:
     """Every start in its order until none is left. EnvironmentFault when the host is at fault."""
     session.begin()
+    session.progress.emit(Noted(text=f"the starts of each server come in the order {in_words(session.state)}"))
     while True:
         session.stop.check()
         suspects = host_doubt(session.state)

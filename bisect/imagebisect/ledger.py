@@ -24,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from imagebisect.domain import JsonValue, Plan
 from imagebisect.errors import EnvironmentFault, UsageError
 from imagebisect.runtime.groups import host_folder
+from imagebisect.secrets import hide as without_secrets
 from imagebisect.state import CompareSpec, Event, RunCreated, RunState, fold
 
 SCHEMA = 1
@@ -38,6 +39,19 @@ def _adapter() -> TypeAdapter[Event]:
 def utc_now() -> str:
     """The wall clock in UTC, to the millisecond, ISO 8601."""
     return dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _without(value: JsonValue, secret: tuple[str, ...]) -> JsonValue:
+    """A JSON value with the secrets taken out of its texts, also what a cut left of one."""
+    match value:
+        case str():
+            return without_secrets(value, secret)
+        case list():
+            return [_without(item, secret) for item in value]
+        case dict():
+            return {key: _without(item, secret) for key, item in value.items()}
+        case _:
+            return value
 
 
 @dataclass(frozen=True)
@@ -74,9 +88,11 @@ class RunFolder:
 
         `hide` are secrets that a server may have printed: they become `***`.
         """
-        line = _adapter().dump_json(event) + b"\n"
-        for secret in hide:
-            line = line.replace(json.dumps(secret)[1:-1].encode(), b"***")
+        line = _adapter().dump_json(event)
+        secret = tuple(hide)
+        if secret:
+            line = json.dumps(_without(json.loads(line), secret), separators=(",", ":"), ensure_ascii=False).encode()
+        line += b"\n"
         try:
             descriptor = os.open(self.events_path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             try:
@@ -183,6 +199,18 @@ def _cut_torn_line(descriptor: int) -> None:
     os.ftruncate(descriptor, 0)
 
 
+def _how_to_go_on_with(folder: RunFolder) -> str:
+    """What to do about a name that is taken: only an unfinished search or comparison can go on."""
+    other = "choose another --name"
+    try:
+        state = folder.load()
+    except UsageError:
+        return other
+    if state.finished is None and state.created.purpose != "probe":
+        return f"`bisect resume {folder.run_id}` goes on with it; or {other}"
+    return f"{other}; `bisect report {folder.run_id}` shows what is there"
+
+
 def create(
     results: Path,
     plan: Plan,
@@ -210,7 +238,7 @@ def create(
     except FileExistsError as error:
         raise UsageError(
             f"{folder.path} exists",
-            next_step=f"`bisect resume {run_id}` goes on with it; or choose another --name",
+            next_step=_how_to_go_on_with(folder),
         ) from error
     except OSError as error:
         raise EnvironmentFault(

@@ -58,6 +58,7 @@ class RepEnded:
     value: float | None
     unit: str
     note: str = ""
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

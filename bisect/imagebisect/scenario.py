@@ -178,6 +178,7 @@ class Command:
     """Any program against the running server. `prints` names the number on its last line, else its exit code counts.
 
     Exit code 0 passed, 125 cannot be told (skip), any other failed. 126 and 127 (it cannot be run) stop the run.
+    `worse` (`lower` or `higher`) is the direction of a printed number where no target says it.
     """
 
     kind: Literal["command"] = "command"
@@ -186,6 +187,7 @@ class Command:
     run: tuple[str, ...]
     folder: str = "."
     prints: Metric | None = None
+    worse: str | None = None
     deadline_s: float | None = None
 
     def metrics(self) -> tuple[Metric, ...]:

@@ -41,7 +41,7 @@ from imagebisect.progress import Decided, Noted, Progress, Pulling, RunBegan
 from imagebisect.runtime.base import Runtime
 from imagebisect.scenario import scenario_order
 from imagebisect.search import Probe, decide, results, starts_left
-from imagebisect.start import Bench, compress_log, host_now, run_start
+from imagebisect.start import Bench, host_now, run_start, tidy
 from imagebisect.state import (
     BuildPresent,
     CompareSpec,
@@ -196,8 +196,8 @@ class Session:
             self.progress.emit(Noted(text=f"removed a leftover of a dead run: {removed}"))
         if self.state.starts or self.state.stopped or self.state.identities:
             self.check_same_host()
-            for log in sorted(self.folder.path.glob("starts/*/server.log")):
-                compress_log(log, self.secrets)
+            for folder in sorted(self.folder.path.glob("starts/*/")):
+                tidy(folder, self.secrets)
             self.record(Resumed(at=utc_now()))
 
     def check_same_host(self) -> None:

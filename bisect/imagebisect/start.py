@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from imagebisect.domain import (
     Build,
@@ -29,6 +29,7 @@ from imagebisect.outcome import Cause, is_transient, stops
 from imagebisect.progress import Noted, PhaseBegan, Progress
 from imagebisect.progress import StartEnded as StartEndedProgress
 from imagebisect.runtime.base import Running, Runtime, StartSpec
+from imagebisect.secrets import copy_without
 from imagebisect.state import Event, Measured, RunState, StartEnded, StartIntended, StartReady
 
 if TYPE_CHECKING:
@@ -49,9 +50,6 @@ METRICS_S = 10.0
 
 SETTLE_S = 60.0
 """How long a card may take to settle before a start, and to come back after one."""
-
-LONGEST_LINE_BYTES = 1 << 20
-"""A longer line of a log is handled in pieces."""
 
 DEFAULT_REQUEST_S = 1800.0
 """A request may take this long until the bad anchor has shown what is slow here."""
@@ -264,9 +262,7 @@ def run_start(
             seconds=ended.seconds,
         )
     )
-    compress_log(spec.log_path, bench.secrets)
-    for output in sorted(spec.start_folder.glob("*.output.log")):
-        hide_secrets(output, bench.secrets)
+    tidy(spec.start_folder, bench.secrets)
     if error is not None:
         raise error
     return ended
@@ -280,6 +276,9 @@ def in_short(state: RunState, measurements: list[Measurement]) -> str:
             value = measurement.metrics.get(target.metric.name) if measurement.scenario == target.scenario else None
             if value is not None:
                 found.append(f"{target.metric_path} {value:,.5g} {target.metric.unit}".strip())
+    lost = [f"{m.scenario} ({m.failure.cause})" for m in measurements if m.failure is not None]
+    if lost:
+        found.append(f"but for {', '.join(lost)}")
     return ", ".join(found)
 
 
@@ -319,6 +318,13 @@ def _exit_facts(
     return found
 
 
+def tidy(folder: Path, secrets: tuple[str, ...]) -> None:
+    """Pack a start's log and take the secrets out of all that was printed in it; what is tidy stays as it is."""
+    compress_log(folder / "server.log", secrets)
+    for output in sorted(folder.glob("*.output.log")):
+        hide_secrets(output, secrets)
+
+
 def compress_log(log: Path, secrets: tuple[str, ...] = ()) -> None:
     """Replace a start's log by its gzip, without the secrets a server printed; one that cannot be stays as it is."""
     import gzip
@@ -329,7 +335,7 @@ def compress_log(log: Path, secrets: tuple[str, ...] = ()) -> None:
     partial = log.with_name("server.log.gz.partial")
     try:
         with log.open("rb") as source, gzip.open(partial, "wb", compresslevel=6) as sink:
-            _copy_without(source, sink.write, secrets)
+            copy_without(source, sink.write, secrets)
         partial.replace(packed)
         log.unlink()
     except OSError:
@@ -343,17 +349,10 @@ def hide_secrets(output: Path, secrets: tuple[str, ...]) -> None:
     partial = output.with_name(output.name + ".partial")
     try:
         with output.open("rb") as source, partial.open("wb") as sink:
-            _copy_without(source, sink.write, secrets)
+            copy_without(source, sink.write, secrets)
         partial.replace(output)
     except OSError:
         partial.unlink(missing_ok=True)
-
-
-def _copy_without(source: IO[bytes], write: Callable[[bytes], object], secrets: tuple[str, ...]) -> None:
-    while line := source.readline(LONGEST_LINE_BYTES):
-        for secret in secrets:
-            line = line.replace(secret.encode(), b"***")
-        write(line)
 
 
 def _known_packages(state: RunState, build: int) -> dict[str, JsonValue]:
@@ -379,6 +378,7 @@ def gather_facts(state: RunState, build: int, running: Running, *, said_version:
     if said_version:
         found.setdefault("version", said_version)
     scrape = get_text(f"{running.url}/metrics", timeout_s=METRICS_S)
+    found["has_metrics"] = scrape is not None
     found |= kv_pool.pool(found, metrics.parse(scrape).cache_config if scrape else {})
     known = _known_packages(state, build)
     if not known:
@@ -430,10 +430,15 @@ def _use(
     bench.record(StartReady(start_id=spec.start_id, boot_s=ready.boot_s, facts=facts))
     cards.attach(running)
     own_pids = running.pids()
-    known_processes = gpu.known(cards)
+    listed = cards.processes() if cards.host_pids else None
+    came = gpu.strangers(baseline, listed, own_pids)
+    if came:
+        message = f"while the server started, {'; '.join(came)}: what is measured now would be theirs, too"
+        return Failure(cause=Cause.GPU_BUSY, phase=Phase.BOOT, message=message)
+    known_processes = None if listed is None else frozenset(process.key for process in listed)
     for name in probe.scenarios:
         bench.stop.check()
-        bench.progress.emit(PhaseBegan(build=build.name, server=server.name, phase=name))
+        bench.progress.emit(PhaseBegan(build=build.name, server=server.name, phase=f"scenario {name}"))
         scenario = suite.scenario(name)
         context: Context = measure.Context(
             running=running,
@@ -454,6 +459,8 @@ def _use(
             ready_s=ready.boot_s,
             own_pids=own_pids,
             known_processes=known_processes,
+            has_metrics=bool(facts.get("has_metrics")),
+            secrets=bench.secrets,
         )
         measurement: Measurement = measure.run(scenario, context)
         bench.record(Measured(start_id=spec.start_id, measurement=measurement))

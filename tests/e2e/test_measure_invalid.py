@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -10,10 +13,11 @@ import urllib.request
 import pytest
 
 import started
+import worlds
 from imagebisect import measure
-from imagebisect.measure import prompts
+from imagebisect.measure import gpu, prompts
 from imagebisect.outcome import Cause
-from imagebisect.scenario import Prefill
+from imagebisect.scenario import Command, Growth, IdleMemory, Metric, MetricKind, OomProbe, Prefill
 from imagebisect.simulator import events
 
 PREFILL = Prefill(name="p", on="s", prompt_tokens=8000, reps=1)
@@ -21,7 +25,7 @@ SLOW = {"prefill_tok_s": 8000, "noise": 0}
 """A second a rep: long enough for something to happen in it."""
 
 
-def timed(found):
+def timed_reps(found):
     """The reps after the warm-up."""
     return [rep for rep in found.reps if not rep.warmup]
 
@@ -55,8 +59,8 @@ def test_a_late_answer_makes_the_clocks_disagree(tmp_path):
         found = measure.run(PREFILL, context)
 
     assert found.failure.cause == Cause.INVALID_MEASUREMENT
-    assert len(timed(found)) == 3
-    assert all("the clocks disagree" in rep.invalid for rep in timed(found))
+    assert len(timed_reps(found)) == 3
+    assert all("the clocks disagree" in rep.invalid for rep in timed_reps(found))
     assert found.metrics.keys() <= {"min_free_mib"}
 
 
@@ -68,7 +72,7 @@ def test_a_prompt_that_was_asked_before_hits_the_cache_and_does_not_count(tmp_pa
         ask(context, made.ids(place, 8000))
         found = measure.run(PREFILL, context)
 
-    first, second = timed(found)
+    first, second = timed_reps(found)
     assert "prompt tokens came from the prefix cache" in first.invalid
     assert first.cache_hit_tokens > 7000
     assert first.seconds < second.seconds / 2
@@ -83,7 +87,7 @@ def test_another_request_in_a_rep_is_noticed(tmp_path):
         found = measure.run(PREFILL, context)
         thread.join(20)
 
-    first, second = timed(found)
+    first, second = timed_reps(found)
     assert "request" in first.invalid
     assert second.invalid is None
 
@@ -107,7 +111,7 @@ def test_a_newcomer_that_leaves_spoils_only_its_rep(tmp_path):
         found = measure.run(PREFILL, context)
         thread.join(20)
 
-    reps = timed(found)
+    reps = timed_reps(found)
     assert "another process on GPU 0" in reps[0].invalid
     assert reps[-1].invalid is None
     assert found.failure is None
@@ -122,11 +126,11 @@ def test_heat_spoils_a_rep_and_the_power_cap_does_not(tmp_path):
         events.plant(tmp_path / "capped" / "standin", slowdown_bits=0x4)
         capped = measure.run(PREFILL, context)
 
-    assert "the clocks were slowed: GPU 1: hardware thermal slowdown" in timed(hot)[0].invalid
-    assert timed(hot)[-1].invalid is None
-    assert [rep.invalid for rep in timed(capped)] == [None]
-    assert timed(capped)[0].max_power_w > 0
-    assert timed(capped)[0].min_sm_clock_mhz > 0
+    assert "the clocks were slowed: GPU 1: hardware thermal slowdown" in timed_reps(hot)[0].invalid
+    assert timed_reps(hot)[-1].invalid is None
+    assert [rep.invalid for rep in timed_reps(capped)] == [None]
+    assert timed_reps(capped)[0].max_power_w > 0
+    assert timed_reps(capped)[0].min_sm_clock_mhz > 0
 
 
 def test_slow_is_told_from_stuck(tmp_path):
@@ -140,3 +144,82 @@ def test_slow_is_told_from_stuck(tmp_path):
     assert "still making progress" in slow.failure.message
     assert stuck.failure.cause == Cause.STUCK
     assert "/health says 200; no progress in its metrics for" in stuck.failure.message
+
+
+def test_an_oom_beside_a_newcomer_says_nothing_of_the_build(tmp_path):
+    """Somebody takes memory while the probe runs and the server runs out: the host is at fault, survival is left open."""
+    probe = OomProbe(name="o", on="s", ladder=((8000, 1), (8000, 2)))
+    dying = {**SLOW, "oom_at_request_from_tokens": 8000, "oom_from_concurrency": 2}
+    with started.context(tmp_path, dying, batched=8192) as context:
+        timer = threading.Timer(0.3, lambda: events.plant(tmp_path / "standin", foreign={0: 300.0}))
+        timer.start()
+        found = measure.run(probe, context)
+        timer.join()
+
+    assert found.failure.cause == Cause.GPU_BUSY
+    assert "another process on GPU 0" in found.failure.message
+    assert "survived" not in found.metrics
+
+
+def test_a_newcomer_while_memory_is_read_is_the_hosts_fault(tmp_path):
+    """Idle memory and growth must not be charged with what somebody else took."""
+    idle = IdleMemory(name="i", on="s", samples=3, interval_s=0.2)
+    growth = Growth(name="g", on="s", prompt_tokens=1000, output_tokens=2, rounds=2, samples=2, interval_s=0.1)
+    with started.context(tmp_path, SLOW) as context:
+        events.plant(tmp_path / "standin", foreign={0: 1500.0})
+        read = measure.run(idle, context)
+        grown = measure.run(growth, context)
+
+    assert read.failure.cause == grown.failure.cause == Cause.GPU_BUSY
+    assert "non_kv_memory_mib" not in read.metrics
+    assert "growth_mib" not in grown.metrics
+
+
+def test_a_number_that_a_command_prints_is_spoiled_by_heat(tmp_path):
+    """A throughput that a program of the user's measured counts no more than a rep of ours would."""
+    timed = Command(
+        name="c", on="s", run=("sh", "-c", "sleep 0.8; echo 5"), prints=Metric(name="v", unit="", kind=MetricKind.RATIO)
+    )
+    with started.context(tmp_path) as context:
+        events.plant(tmp_path / "standin", slowdown_bits=0x40)
+        found = measure.run(timed, context)
+
+    assert found.failure.cause == Cause.INVALID_MEASUREMENT
+    assert len(found.samples["invalid"]) == 3
+    assert found.metrics == {}
+
+
+def test_a_driver_that_hangs_vouches_for_nothing(tmp_path):
+    """nvidia-smi stopped answering: what the cards went through is not known, and that is said."""
+    with started.context(tmp_path, SLOW) as context:
+        probe = gpu.SmiProbe((0, 1), argv=gpu.standin_argv(tmp_path), interval_s=0.1)
+        probe.command = lambda argv: gpu.run_here(argv, timeout_s=60.0)
+        slow = dataclasses.replace(context, probe=probe, known_processes=None)
+        thread = at_the_first_rep(context, lambda: events.plant(tmp_path / "standin", wedged_s=30))
+        found = measure.run(PREFILL, slow)
+        thread.join(20)
+
+    assert any("the GPU driver did not answer meanwhile" in (rep.invalid or "") for rep in timed_reps(found))
+    assert found.metrics.keys() <= {"min_free_mib"}
+
+
+def test_who_comes_while_a_server_starts_is_the_hosts_fault(tmp_path):
+    """Memory that somebody took during the boot is not the build's: the probe ends with exit 20 and names the process."""
+    suite = worlds.SUITE.replace(
+        "oom:   {on: bt8192, kind: oom-probe, ladder: [[8000, 1], [8000, 2]]}",
+        "oom: {on: bt4096, kind: oom-probe, ladder: [[8000, 1]]}",
+    )
+    worlds.write(tmp_path, [worlds.profile(boot_s=3.0)] * 2, suite)
+    running = subprocess.Popen(
+        [sys.executable, "-m", "imagebisect", "probe", "b00", "--images", "images.yaml", "--suite", "suite.yaml", "--server", "bt4096"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 30
+    while not list(tmp_path.glob("results/*/standin/server-*.json")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    events.plant(next(tmp_path.glob("results/*/standin")), foreign={0: 1500.0})
+
+    _, err = running.communicate(timeout=100)
+
+    assert running.returncode == 20, err
+    assert "while the server started, pid 4100000 (python3) came onto GPU 0 with 1500 MiB" in err

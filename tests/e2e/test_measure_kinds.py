@@ -9,6 +9,7 @@ import time
 import pytest
 
 import started
+import worlds
 from imagebisect import measure
 from imagebisect.errors import Interrupted
 from imagebisect.interrupt import StopFlag
@@ -99,6 +100,9 @@ SCORE = Metric(name="score", unit="%", kind=MetricKind.LEVEL)
         ("echo well; exit 0", SCORE, {}, Cause.COMMAND_FAILED),
         ("echo nan", SCORE, {}, Cause.COMMAND_FAILED),
         ("echo 5; exit 1", SCORE, {}, Cause.COMMAND_FAILED),
+        ("echo 0,85", SCORE, {}, Cause.COMMAND_FAILED),
+        ("echo 2.5e3", SCORE, {"score": 2500.0}, None),
+        ("exit 255", None, {"passed": 0.0}, None),
     ],
 )
 def test_a_commands_end_is_read_as_git_bisect_reads_it(tmp_path, script, prints, metrics, cause):
@@ -191,3 +195,33 @@ def test_the_longest_length_is_the_same_prompt_for_every_build(tmp_path):
             made.append(rounds._bodies(number, shape, purpose="rep", rep=0, attempt=0))
 
     assert made[0] == made[1]
+
+
+def test_a_child_that_left_the_group_is_ended_too(tmp_path):
+    """A program that daemonises something: when it is over, that is gone as well."""
+    with started.context(tmp_path) as context:
+        found = measure.run(command("setsid sleep 987 >/dev/null 2>&1 & echo ok"), context)
+
+    assert found.metrics == {"passed": 1.0}
+    assert worlds.group_members("sleep 987") == []
+
+
+def test_a_program_that_ignores_the_request_to_end_is_killed(tmp_path):
+    """SIGTERM is asked first; after five seconds it is killed."""
+    with started.context(tmp_path) as context:
+        begun = time.monotonic()
+        found = measure.run(command("trap '' TERM; sleep 988 & wait; sleep 988", deadline_s=0.5), context)
+
+    assert found.failure.cause == Cause.COMMAND_FAILED
+    assert time.monotonic() - begun < 25
+    assert worlds.group_members("sleep 988") == []
+
+
+def test_secrets_do_not_get_into_the_record(tmp_path):
+    """A program prints a token it was given: the record has none of it, wherever its output was cut."""
+    secret = "hf_" + "S3cr3t" * 6
+    script = f"printf '%s' '{secret}'; head -c 985 /dev/zero | tr '\\0' x; echo; exit 3"
+    with started.context(tmp_path) as context:
+        found = measure.run(command(script), dataclasses.replace(context, secrets=(secret,)))
+
+    assert "S3cr3t" not in str(found)

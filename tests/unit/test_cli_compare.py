@@ -56,7 +56,7 @@ def test_status_says_where_the_order_is_and_how_to_go_on(tmp_path):
 
     assert done.returncode == 0, done.stderr
     assert "UNFINISHED" in done.stdout
-    assert "next: b0 on s (A, start 4 of 6: A B B A A B); at most 3 starts left" in done.stdout
+    assert "next: b0 on s (A, start 4 of 6); at most 3 starts left" in done.stdout
     assert "to go on: bisect resume c1\n" in done.stdout
 
 
@@ -66,7 +66,7 @@ def test_status_in_json_names_the_next_start(tmp_path):
 
     document = json.loads(worlds.bisect("status", "--json", cwd=tmp_path).stdout)
 
-    assert document["next"] == {"build": "b1", "server": "s", "why": "B, start 2 of 6: A B B A A B"}
+    assert document["next"] == {"build": "b1", "server": "s", "why": "B, start 2 of 6"}
     assert document["starts_left"] == document["comparison"]["starts_left"] == 5
     assert (document["exit_code"], document["reason"]) == (3, "unfinished")
 
@@ -74,8 +74,8 @@ def test_status_in_json_names_the_next_start(tmp_path):
 @pytest.mark.parametrize(
     ("form", "needed"),
     [
-        ("terminal", "long-prefill: reproduced, -46.7 % (95 % interval -47."),
-        ("markdown", "- **long-prefill: reproduced**, -46.7 % (95 % interval -47."),
+        ("terminal", "long-prefill: reproduced, -46.7 %, 95 % interval -47."),
+        ("markdown", "- **long-prefill: reproduced**, -46.7 %, 95 % interval -47."),
         ("json", '"comparison": {'),
         ("csv", "b1,,0002,s,search,measured"),
     ],
@@ -115,8 +115,21 @@ def test_the_json_of_a_comparison(tmp_path):
     assert (long["unit"], long["kind"], long["worse"], long["floor"]) == ("tok/s", "ratio", "lower", 0.1)
     assert (long["a_values"], long["b_values"]) == ([1415.0, 1411.0, 1418.0], [755.0, 757.0, 752.0])
     assert long["interval"][0] < long["change_percent"] < long["interval"][1] < -45
+    assert (long["p"] < 0.001, long["moved"], long["by_chance"]) == (True, True, False)
     assert long["word"] == "reproduced"
     assert long["detectable"] < 5
+
+
+@pytest.mark.parametrize("form", ["terminal", "markdown"])
+def test_the_order_is_said_once_and_the_columns_are_explained(tmp_path, form):
+    """A stranger reads what `floor` and `could show` mean under the table, and the order of the starts one time."""
+    write(tmp_path / "results", finish=True)
+
+    text = worlds.bisect("report", "c1", "--format", form, cwd=tmp_path).stdout
+
+    assert text.count("A B B A A B") == 1
+    assert "could show: the smallest that these starts would have told from noise" in text
+    assert "docs/compare.md" in text
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,34 @@ def test_every_format(tmp_path, form, needed):
     assert written.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "begins"), [("x.json", "{"), ("x.MD", "**Simulated"), ("x.csv", "build,"), ("x.txt", "Simulated")]
+)
+@pytest.mark.usefixtures("finished")
+def test_a_files_ending_chooses_the_format(tmp_path, name, begins):
+    """`-o x.json` is JSON without `-f json`; a named format counts more than the ending."""
+    done = worlds.bisect("report", "r2", "-o", name, cwd=tmp_path)
+    named = worlds.bisect("report", "r2", "-o", name, "-f", "csv", cwd=tmp_path)
+
+    assert done.returncode == named.returncode == 0, done.stderr
+    assert (tmp_path / name).read_text().startswith("build,")
+    worlds.bisect("report", "r2", "-o", name, cwd=tmp_path)
+    assert (tmp_path / name).read_text().startswith(begins)
+
+
+@pytest.mark.parametrize(("run", "said"), [("stopped", "bisect resume r1"), ("finished", "bisect report r2")])
+def test_a_name_that_is_taken_says_what_can_be_done_with_it(tmp_path, request, run, said):
+    """Only what can go on is said to go on."""
+    taken = request.getfixturevalue(run)
+    files = worlds.write(tmp_path, worlds.planted(2, slow_from=1, hungry_from=9))
+
+    done = worlds.bisect("run", "-i", str(files[0]), "-s", str(files[1]), "--name", taken.run_id, cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert ("bisect resume" in done.stderr) == (run == "stopped")
+
+
 @pytest.mark.usefixtures("finished")
 def test_a_verdict_by_hand_is_taken_and_taken_back(tmp_path):
     """`mark` moves the bracket, `--undo` moves it back, with the run named or not."""

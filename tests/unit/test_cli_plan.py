@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 import worlds
 from imagebisect.outcome import Cause
 
@@ -57,6 +59,42 @@ def test_overlays_are_called_deltas(tmp_path):
     document = json.loads(done.stdout)
     assert any("--seed=7" in delta for delta in document["deltas"])
     assert all("--seed=7" in line for lines in document["commands"].values() for line in lines.values())
+
+
+def test_variants_are_listed_with_their_command(tmp_path):
+    """What each variant is, how to run it, and what would be started; in JSON too."""
+    variants = "variants:\n  relaxed: {of: bt4096, set_args: {--kv-cache-memory-bytes: {add: -64MiB}}}\n"
+    files = worlds.write(tmp_path, worlds.planted(3, slow_from=1, hungry_from=9), worlds.SUITE + variants)
+    call = ("plan", "--images", str(files[0]), "--suite", str(files[1]))
+
+    shown = worlds.bisect(*call, cwd=tmp_path).stdout
+    (variant,) = json.loads(worlds.bisect(*call, "--json", cwd=tmp_path).stdout)["variants"]
+
+    assert "relaxed is bt4096 with --kv-cache-memory-bytes -64MiB (to 4227858432)" in shown
+    assert "--variant NAME" in shown
+    assert (variant["name"], variant["of"], variant["build"]) == ("relaxed", "bt4096", "b00")
+    assert "--kv-cache-memory-bytes=4227858432" in variant["command"]
+    assert variant["command"] in shown
+
+
+@pytest.mark.parametrize(
+    ("call", "missing", "advice"),
+    [
+        (("--images", "images.yaml"), "there is no file scenarios/qwen35-gdn.yaml\n", "name your suite with --suite\n"),
+        (("--suite", "suite.yaml", "--images", "x.yaml"), "no file x.yaml\n", "name your builds file with --images\n"),
+        (("--images", "x.yaml"), "x.yaml and no file scenarios/", "with --images and your suite with --suite\n"),
+        (("--suite", "suite.yaml", "--vars", "v.yaml"), "no file v.yaml\n", "name your variables with --vars\n"),
+    ],
+)
+def test_a_missing_file_names_its_own_option(tmp_path, call, missing, advice):
+    """Outside the repository, the option to give is the one whose file is not there, and no other."""
+    worlds.write(tmp_path, worlds.planted(2, slow_from=1, hungry_from=9))
+
+    done = worlds.bisect("plan", *call, cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert missing in done.stderr
+    assert advice in done.stderr
 
 
 def test_explain_has_every_cause(tmp_path):

@@ -53,6 +53,33 @@ def test_lines_carry_the_time_and_what_happens(monkeypatch):
         assert needed in text
 
 
+def test_a_line_says_which_load_it_was():
+    """The length of a ladder's rung and the concurrency; a warm-up is no rep; a scenario called `boot` is not the boot."""
+    rung = RepEnded(
+        build="b", scenario="lens", concurrency=1, rep=1, reps=2, value=1.0, unit="tok/s", prompt_tokens=4000
+    )
+    warm = RepEnded(
+        build="b", scenario="lens", concurrency=4, rep=1, reps=2, value=None, unit="tok/s", note="warm-up",
+        prompt_tokens=4000,
+    )  # fmt: skip
+
+    assert progress.line_of(rung) == "  b lens 4,000 tokens C=1 rep 1/2: 1 tok/s"
+    assert progress.line_of(warm) == "  b lens 4,000 tokens C=4 warm-up"
+    for phase in ("long", "scenario long"):
+        assert progress.line_of(PhaseBegan(build="b", server="s", phase=phase)) == "  b s: scenario long"
+    assert progress.line_of(PhaseBegan(build="b", server="s", phase="scenario boot")) == "  b s: scenario boot"
+    assert progress.line_of(PhaseBegan(build="b", server="s", phase="boot")) == "  b s: boot"
+
+
+def test_one_is_no_plural():
+    """`1 start`, `1 build`."""
+    last = Decided(build="b", server="s", why="x", starts_left=1, seconds_left=None)
+    began = RunBegan(run_id="r1", folder="f", builds=1, resumed=False)
+
+    assert "at most 1 start left" in (progress.line_of(last) or "")
+    assert "r1: 1 build," in (progress.line_of(began) or "")
+
+
 def test_pull_lines_are_rare(monkeypatch):
     """A pull of 30 GB does not fill a log: two reports in a row are one line."""
     stream = io.StringIO()

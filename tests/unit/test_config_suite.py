@@ -118,10 +118,10 @@ def test_overlays_are_applied_and_named_as_deltas(tmp_path):
         (", floor: 256", "", "targets.memory.floor: is missing"),
         ("worse: lower, role: bisect}", "worse: lower, floor: 1, role: bisect}", "an event either happens or not"),
         ("worse: higher", "worse: bigger", "'lower' or 'higher'"),
-        ("[1, 4], deadline: 20m", "[1, 0], deadline: 20m", "greater than 0"),
+        ("[1, 4], deadline: 20m", "[1, 0], deadline: 20m", "expected a number above 0, found 0"),
         ("[1, 4], deadline: 20m", "[1, 1], deadline: 20m", "stands twice"),
         ("deadline: 20m", "deadline: soon", "expected a time such as 90s"),
-        ("gpus: [0, 1]", "gpus: [0]", "1 cards are too few for --tensor-parallel-size=2"),
+        ("gpus: [0, 1]", "gpus: [0]", "1 card is too few for --tensor-parallel-size=2"),
         ("gpus: [0, 1]", "gpus: [0, 0]", "expected different card numbers"),
         ("--only", "--port=8000", "--port is set by bisect"),
         ("--only", '""', "is empty"),
@@ -156,10 +156,76 @@ def test_problems_of_shape_and_of_meaning_are_told_together(tmp_path):
     )
     found = problems(tmp_path, text)
 
-    assert len(found) == 3, found  # the target of the misspelt scenario waits for it
+    assert len(found) == 4, found
     assert "dedline" in found[0]
     assert "expected a server" in found[1]
-    assert "oom.lived" in found[2]
+    assert "targets.long.floor" in found[2]
+    assert "oom.lived" in found[3]
+
+
+def test_a_bad_value_hides_no_other_of_its_entry(tmp_path):
+    """Direction, metric, floor, server and unit of one entry are looked at together."""
+    text = SUITE.replace(
+        "long.c1.prefill_tok_s, worse: lower, floor: 10%", "long.c9.prefill_tok_s, worse: slow, floor: x"
+    )
+    text = text.replace("deadline: 20m", "deadline: soon, reps: 0").replace("long: {on: bt4096", "long: {on: bt1")
+    found = [problem.partition(": ")[2].partition(":")[0] for problem in problems(tmp_path, text)]
+
+    assert found == [
+        "scenarios.long.on",
+        "scenarios.long.deadline",
+        "scenarios.long.reps",
+        "targets.long.metric",
+        "targets.long.worse",
+        "targets.long.floor",
+    ]
+
+
+def test_a_kind_that_is_none_hides_not_the_server(tmp_path):
+    """What can be looked at without the kind is."""
+    found = problems(tmp_path, SUITE.replace("{on: bt4096, kind: decode", "{on: bt7, kind: speed"))
+
+    assert "found 'bt7'" in found[0]
+    assert "found 'speed'" in found[1]
+
+
+def test_a_variable_that_is_not_set_is_the_only_problem(tmp_path):
+    """A number, a flag and a variant that use it are not judged by what stands in for it."""
+    text = SUITE.replace('LONG: {default: "176425"}', "LONG: {required: true}").replace(
+        "scenarios:\n",
+        "variants:\n  less: {of: bt4096, set_args: {--kv-cache-memory-bytes: {add: -64MiB}}}\nscenarios:\n",
+    )
+    found = problems(tmp_path, text, sets={})
+
+    assert [problem.partition(": ")[2].partition(":")[0] for problem in found] == [
+        "vars.MODEL",
+        "vars.PIN",
+        "vars.LONG",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("args", "word"),
+    [("[serve, --only]", "serve"), ('["${model}", --only]', "${model}"), ("[--only=1, /models/m]", "/models/m")],
+)
+def test_environments_take_flags_only(tmp_path, args, word):
+    """With an environment, `vllm serve` stands before the args; a container's entrypoint, or one of one's own, is one's own."""
+    builds = tmp_path / "images.yaml"
+    path = tmp_path / "suite.yaml"
+    path.write_text(SUITE.replace("[--only]", args))
+    builds.write_text("schema: 1\nbuilds: [{name: a, venv: x}, {name: b, venv: y}]\n")
+    sets = {"MODEL": str(tmp_path), "PIN": "1"}
+
+    with pytest.raises(
+        ConfigError, match="started with `vllm serve` by bisect itself, and args are flags only"
+    ) as caught:
+        config.load_plan(builds, path, sets=sets)
+
+    (problem,) = caught.value.problems
+    assert (problem.location.line, problem.key) == (15, "servers.bt8192.args")
+    assert repr(word) in problem.message
+    path.write_text(SUITE.replace("[--only]", f"{args}, entrypoint: [vllm]"))
+    assert config.load_plan(builds, path, sets=sets).suite.server("bt8192").entrypoint == ("vllm",)
 
 
 def test_a_suite_that_only_watches_is_refused(tmp_path):

@@ -125,3 +125,20 @@ def test_a_verdict_by_hand_is_told_from_a_measured_one():
     assert "good (by hand)" in markdown.render(report)
     assert "good*" in terminal.render(report)
     assert report["targets"][0]["probed"] == 2
+
+
+def test_a_probe_has_its_numbers_and_only_the_builds_that_were_started():
+    """Facts, a table of metrics, every rep in a fold, how it was started; tables whole, folds closed."""
+    event = replace(run_events.created(), purpose="probe")
+    report = build_report(fold([event, *run_events.start(1, 3, 1415.0), *run_events.start(2, 3, "unknown_flag")]))
+
+    text = markdown.render(report)
+
+    assert (report["exit_code"], report["reason"]) == (3, "unfinished")
+    assert "| long.c1.prefill_tok_s | 1,415 tok/s |" in text
+    assert "### b3 on s: failed (unknown_flag)" in text
+    assert "b0" not in text
+    assert "no target was judged" not in text
+    assert text.count("<details>") == text.count("</details>") >= 2
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1, block

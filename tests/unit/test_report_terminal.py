@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import report_runs
 from imagebisect.report import build_report, terminal
-from imagebisect.report.model import unmeasured
+from imagebisect.report.probing import outcome, unmeasured
 
 
 def test_it_names_last_good_first_bad_and_the_report():
@@ -42,3 +42,24 @@ def test_a_probe_that_dies_of_what_it_asks_about_has_measured():
 
     assert unmeasured(probed(oom, prefill)) == ["s: idle", "s: long"]
     assert unmeasured(probed(oom, {**prefill, "failure": None}, {**prefill, "scenario": "idle", "failure": None})) == []
+
+
+def test_a_start_with_a_failed_scenario_is_measured_but_for_it():
+    """The line over a start never says both measured and failed; what was not reached is named."""
+    fine = {"scenario": "long", "metrics": {"x": 1.0}, "failure": None}
+    lost = {"scenario": "cmd", "metrics": {}, "failure": {"cause": "command_failed", "message": "m"}}
+    died = {"scenario": "oom", "metrics": {"survived": 0.0}, "failure": {"cause": "oom_at_request", "message": "o"}}
+
+    def said(state, *measurements, scenarios=("long", "cmd", "oom"), cause=None, message=None):
+        start = {"outcome": state, "scenarios": scenarios, "measurements": measurements}
+        return outcome({**start, "cause": cause, "message": message})
+
+    assert said("measured", fine, lost, scenarios=("long", "cmd")) == "measured, but for cmd (command_failed)"
+    assert said("failed", fine, died, scenarios=("long", "oom"), cause="oom_at_request", message="o") == (
+        "measured; oom did not survive (oom_at_request)"
+    )
+    assert said("failed", fine, lost, cause="command_failed", message="m") == (
+        "measured, but for cmd (command_failed), oom (not reached)"
+    )
+    assert said("failed", cause="unknown_flag", message="--x") == "failed (unknown_flag)"
+    assert said("failed", fine, cause="driver", message="gone") == "failed (driver) after long"

@@ -506,3 +506,19 @@ def test_colour_and_carriage_returns_do_not_hide_a_cause(log):
     )
 
     assert failures.classify(path, phase=Phase.BOOT, exit_state=ended()).cause == Cause.OOM_AT_START
+
+
+def test_what_a_server_survived_is_not_why_it_died_later(log):
+    """An OOM that failed one request only, then, in a later round, a crash: the crash is named, at its own line."""
+    path = log("INFO:     Application startup complete.", worker(OOM))
+    survived = path.stat().st_size
+    with path.open("a") as stream:
+        stream.write(worker("CUDA error: an illegal memory access was encountered") + "\n")
+        stream.write("(EngineCore pid=7) ERROR 11-30 23:57:09 [core.py:1] EngineCore encountered a fatal error.\n")
+
+    whole = failures.classify(path, phase=Phase.REQUEST, exit_state=ended(1))
+    later = failures.classify(path, phase=Phase.REQUEST, exit_state=ended(1), since=survived)
+
+    assert whole.cause == Cause.OOM_AT_REQUEST
+    assert later.cause == Cause.CUDA_ERROR
+    assert later.log_line == 3

@@ -81,16 +81,31 @@ def load_plan(
     """Both files and the overlays as a plan."""
     from imagebisect import config
 
+    given, overlays = pairs("--set", sets), pairs("--env", envs)
+    _require_files(images, suite, vars_file)
     return config.load_plan(
         images,
         suite,
         good=good,
         bad=bad,
-        sets=pairs("--set", sets),
+        sets=given,
         vars_file=vars_file,
         add_args=tuple(add_args or ()),
-        envs=pairs("--env", envs),
+        envs=overlays,
     )
+
+
+def _require_files(images: Path, suite: Path, vars_file: Path | None) -> None:
+    """UsageError that names the files that are not there, and for each the option that names another."""
+    given = [(images, "your builds file with --images"), (suite, "your suite with --suite")]
+    if vars_file is not None:
+        given.append((vars_file, "your variables with --vars"))
+    missing = [(path, advice) for path, advice in given if not path.exists()]
+    if missing:
+        raise UsageError(
+            f"there is no file {' and no file '.join(str(path) for path, _ in missing)}",
+            next_step=f"name {' and '.join(advice for _, advice in missing)}",
+        )
 
 
 def print_json(document: dict[str, Any]) -> None:

@@ -37,10 +37,13 @@ def compare(
     as_json: common.Json = False,
     quiet: common.Quiet = False,
 ) -> None:
-    """Compare two builds: fresh starts in the order A B B A A B, identical but for the build.
+    """Compare two builds on fresh interleaved starts.
 
-    Each metric gets its change with a 95 % interval and one of: reproduced, not reproduced, improved, cannot tell.
-    `not reproduced` needs 3 starts a side. A run that was stopped goes on with `bisect resume`.
+    They come in the order A B B A A B, identical but for the build.
+
+    Each metric gets its change with a 95 % interval and one of: reproduced, not reproduced, improved, cannot tell; a
+    number of a command that nobody gave a direction: differs, no difference, cannot tell. One start a side can only say
+    `cannot tell`; `not reproduced` needs 3. A run that was stopped goes on with `bisect resume`.
     Exit 0 compared (whatever the words), 3 no metric could be compared, 20 environment, 130 interrupted, 2 usage.
     """
     with common.handled(as_json=as_json):

@@ -112,7 +112,8 @@ def as_text(report: dict[str, Any], *, where: str | None = None) -> str:
         return comparing_text.render_terminal(report, where=where)
     from imagebisect.report import terminal
 
-    return terminal.render(report, where=where)
+    draw = terminal.render_probe if report["run"]["purpose"] == "probe" else terminal.render
+    return draw(report, where=where)
 
 
 def as_markdown(report: dict[str, Any]) -> str:

@@ -27,6 +27,9 @@ class Format(StrEnum):
     CSV = "csv"
 
 
+ENDINGS = {".json": Format.JSON, ".md": Format.MARKDOWN, ".csv": Format.CSV, ".txt": Format.TERMINAL}
+"""What a file is to hold, by its ending, where no format is named."""
+
 BY_HAND = ("good", "bad", "skip")
 """Verdicts that can be set by hand."""
 
@@ -55,6 +58,13 @@ def status(
             _status_of_comparison(folder, state, as_json=as_json)
             return
         report = build_report(state)
+        if state.created.purpose == "probe":
+            if as_json:
+                common.print_json(report)
+                return
+            typer.echo(terminal.render_probe(report) if state.starts else "nothing was measured")
+            typer.echo(f"this is a probe of {folder.path}: it judges nothing and is not resumed")
+            return
         ask = question(state)
         probe = decide(ask, scenarios_of(state.plan)) if state.finished is None else None
         if as_json:
@@ -63,10 +73,6 @@ def status(
             )
             report["starts_left"] = starts_left(ask)
             common.print_json(report)
-            return
-        if state.created.purpose == "probe":
-            typer.echo(terminal.render_probe(report) or "nothing was measured")
-            typer.echo(f"this is a probe of {folder.path}: it judges nothing and is not resumed")
             return
         typer.echo(terminal.render(report, where=str(folder.path)))
         if state.finished is not None:
@@ -97,6 +103,8 @@ def _status_of_comparison(folder: RunFolder, state: RunState, *, as_json: bool) 
 
 def _how_to_go_on(folder: RunFolder, state: RunState, probe: Probe | None, *, left: int) -> None:
     """What a run without its answer does next, and the command to type."""
+    from imagebisect.report.wording import count
+
     if _is_going(folder):
         typer.echo("a process is working in this results folder now")
         return
@@ -104,7 +112,7 @@ def _how_to_go_on(folder: RunFolder, state: RunState, probe: Probe | None, *, le
         typer.echo("its process ended without a word (killed, or the power went)")
     if probe is not None:
         name = state.plan.builds[probe.build].name
-        typer.echo(f"next: {name} on {probe.server} ({probe.why}); at most {left} starts left")
+        typer.echo(f"next: {name} on {probe.server} ({probe.why}); at most {count(left, 'start')} left")
     typer.echo(f"to go on: {going.resume_command(folder)}")
 
 
@@ -120,11 +128,15 @@ def report(
     *,
     run_name: common.RunName = None,
     results: common.Results = common.DEFAULT_RESULTS,
-    form: Annotated[Format, typer.Option("--format", "-f", help="What to print.")] = Format.TERMINAL,
+    form: Annotated[
+        Format | None,
+        typer.Option("--format", "-f", help="What to print (default: by the ending of --output, or terminal)."),
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of stdout.")] = None,
 ) -> None:
     """Print a run's report."""
-    with common.handled(as_json=form is Format.JSON):
+    form = form or ENDINGS.get(output.suffix.lower() if output else "", Format.TERMINAL)
+    with common.handled(as_json=form is Format.JSON and output is None):
         import json
 
         from imagebisect import ledger

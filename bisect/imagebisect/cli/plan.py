@@ -90,26 +90,24 @@ def describe(plan: Plan) -> dict[str, Any]:
 
     missing = {build.name for build in unpinned(plan.builds)}
     chosen = runtime.for_builds(plan.builds)
-    commands: dict[str, dict[str, str]] = {}
-    for server in plan.suite.servers:
-        lines = {}
-        for build in plan.builds[plan.good : plan.bad + 1]:
-            if build.name in missing:
-                lines[build.name] = "# not pinned to a digest yet: no start"
-                continue
-            spec = StartSpec(
-                run_id="RUN",
-                start_id="0001",
-                build=build,
-                identity=Identity(id=_unpinned_identity(build)),
-                server=server,
-                model=plan.suite.model,
-                run_folder=Path("results") / "RUN",
-                stop_s=plan.suite.deadlines.stop_s,
-            )
-            lines[build.name] = shell_line(chosen.render(spec))
-        commands[server.name] = lines
+
+    def command(build: Build, server: Server) -> str:
+        if build.name in missing:
+            return "# not pinned to a digest yet: no start"
+        spec = StartSpec(
+            run_id="RUN",
+            start_id="0001",
+            build=build,
+            identity=Identity(id=_unpinned_identity(build)),
+            server=server,
+            model=plan.suite.model,
+            run_folder=Path("results") / "RUN",
+            stop_s=plan.suite.deadlines.stop_s,
+        )
+        return shell_line(chosen.render(spec))
+
     starts = worst_case_starts(plan)
+    first = plan.builds[plan.good]
     return {
         "schema": 1,
         "exit_code": 0,
@@ -133,7 +131,21 @@ def describe(plan: Plan) -> dict[str, Any]:
         "worst_case_starts": starts,
         "worst_case_total": sum(starts.values()),
         "headroom": {server.name: _headroom(plan, server) for server in plan.suite.servers},
-        "commands": commands,
+        "commands": {
+            server.name: {build.name: command(build, server) for build in plan.builds[plan.good : plan.bad + 1]}
+            for server in plan.suite.servers
+        },
+        "variants": [
+            {
+                "name": variant.server.name,
+                "of": variant.of,
+                "changes": list(variant.changes),
+                "headroom": _headroom(plan, variant.server),
+                "build": first.name,
+                "command": command(first, variant.server),
+            }
+            for variant in plan.suite.variants
+        ],
         "deltas": list(plan.suite.deltas),
         "images_file": plan.images_file,
     }
@@ -147,7 +159,9 @@ def _headroom(plan: Plan, server: Server) -> str | None:
 
 
 def _text(document: dict[str, Any]) -> str:
-    lines = [f"{len(document['builds'])} builds, oldest first:"]
+    from imagebisect.report.wording import count
+
+    lines = [f"{count(len(document['builds']), 'build')}, oldest first:"]
     for build in document["builds"]:
         what = build["digest"] or (build["kind"] if build["pinned"] else "NOT PINNED")
         line = "" if build["line"] == "main" else f"  line {build['line']}"
@@ -159,10 +173,17 @@ def _text(document: dict[str, Any]) -> str:
     lines.append("")
     for server, starts in document["worst_case_starts"].items():
         order = ", ".join(document["scenarios"][server])
-        lines.append(f"{server}: at most {starts} starts if all builds can be tested and no value is unclear; {order}")
+        most = f"at most {count(starts, 'start')}"
+        lines.append(f"{server}: {most} if all builds can be tested and no value is unclear; {order}")
     lines += [f"{server}: {said}" for server, said in document["headroom"].items() if said]
     lines += [f"delta from the published suite: {delta}" for delta in document["deltas"]]
+    if document["variants"]:
+        lines += ["", "variants, no part of a run (`bisect probe BUILD --variants`, or `--variant NAME` for one):"]
+        lines += [f"  {v['name']} is {v['of']} with {', '.join(v['changes'])}" for v in document["variants"]]
+        lines += [f"  {v['name']}: {v['headroom']}" for v in document["variants"] if v["headroom"]]
     for server, commands in document["commands"].items():
         lines += ["", f"each start of {server}, in a fresh container or process:"]
         lines += [f"# {name}\n{command}" for name, command in commands.items()]
+    for variant in document["variants"]:
+        lines += ["", f"a start of the variant {variant['name']}:", f"# {variant['build']}\n{variant['command']}"]
     return "\n".join(lines)

@@ -21,7 +21,7 @@ from imagebisect.progress import (
     Silent,
     StartEnded,
 )
-from imagebisect.report.wording import duration, number, size
+from imagebisect.report.wording import count, duration, number, size
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -31,23 +31,43 @@ PULL_EVERY_S = 10.0
 """A pull says a line this often where there is no terminal."""
 
 
+OWN_PHASES = ("create", "boot", "stop")
+"""Phases of every start; any other phase is a scenario."""
+
+
+def _phase(phase: str) -> str:
+    """A phase in words: a scenario is called one, so that one named `boot` is not the boot."""
+    return phase if phase in OWN_PHASES or phase.startswith("scenario ") else f"scenario {phase}"
+
+
+def _rep(event: RepEnded) -> str:
+    """Which round of which load, and what came of it."""
+    tokens = f" {event.prompt_tokens:,} tokens" if event.prompt_tokens else ""
+    load = f"{event.scenario}{tokens} C={event.concurrency}"
+    if event.value is None and event.note in ("", "warm-up"):
+        return f"{load} warm-up"
+    what = number(event.value, event.unit) if event.value is not None else event.note
+    return f"{load} rep {event.rep}/{event.reps}: {what}"
+
+
 def line_of(event: ProgressEvent) -> str | None:
     """One line about an event, None for those that are no news."""
     match event:
         case RunBegan():
             return (
-                f"run {event.run_id}: {event.builds} builds, {'resumed' if event.resumed else 'new'}, in {event.folder}"
+                f"run {event.run_id}: {count(event.builds, 'build')}, {'resumed' if event.resumed else 'new'}, "
+                f"in {event.folder}"
             )
         case Decided():
             left = f", about {duration(event.seconds_left)}" if event.seconds_left is not None else ""
-            return f"next: {event.build} on {event.server} ({event.why}); at most {event.starts_left} starts left{left}"
+            starts = f"at most {count(event.starts_left, 'start')} left{left}"
+            return f"next: {event.build} on {event.server} ({event.why}); {starts}"
         case PhaseBegan():
             if event.phase in ("create", "stop") or (event.phase == "boot" and event.detail):
                 return None
-            return f"  {event.build} {event.server}: {event.phase}"
+            return f"  {event.build} {event.server}: {_phase(event.phase)}"
         case RepEnded():
-            what = number(event.value, event.unit) if event.value is not None else event.note or "warm-up"
-            return f"  {event.build} {event.scenario} C={event.concurrency} rep {event.rep}/{event.reps}: {what}"
+            return f"  {event.build} {_rep(event)}"
         case StartEnded():
             how = f"{event.cause}: {event.message}" if event.cause else event.message or "measured"
             return f"  {event.build} {event.server}: {how} ({duration(event.seconds)})"
@@ -124,7 +144,7 @@ class Panel:
                 self._phase = self._rep = ""
             case PhaseBegan():
                 detail = f" - {event.detail[-100:]}" if event.detail else ""
-                self._enter(f"{event.build} {event.server}: {event.phase}{detail}")
+                self._enter(f"{event.build} {event.server}: {_phase(event.phase)}{detail}")
             case Pulling():
                 left = f" - {size(event.done_bytes)}" + (f" of {size(event.total_bytes)}" if event.total_bytes else "")
                 self._enter(f"pulling {event.build}{left}")

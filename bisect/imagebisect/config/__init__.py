@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from imagebisect.config import words
 from imagebisect.config.builds import load_builds
 from imagebisect.config.pinning import pin
 from imagebisect.config.suite import load_suite
-from imagebisect.domain import Build, BuildRole, ImageSource, Location, Plan, VenvSource
+from imagebisect.config.yaml import load
+from imagebisect.domain import Build, BuildRole, ImageSource, Location, Plan, Suite, VenvSource
 from imagebisect.errors import ConfigError, Problem, UsageError
 
 __all__ = ["load_builds", "load_plan", "load_suite", "pin", "require_pinned", "require_startable", "unpinned"]
@@ -36,6 +38,7 @@ def load_plan(
         loaded = load_suite(suite, sets=sets, vars_file=vars_file, add_args=add_args, envs=envs)
     except ConfigError as error:
         raise ConfigError((*problems, *error.problems)) from error
+    problems += _words_that_are_no_flags(builds, loaded)
     if problems:
         raise ConfigError(tuple(problems))
     first = _anchor(builds, good, BuildRole.GOOD, default=0, option="--good")
@@ -57,6 +60,30 @@ def _anchor(builds: Sequence[Build], name: str | None, role: BuildRole, *, defau
             f"{option} {name}: there is no such build", next_step=f"builds: {', '.join(b.name for b in builds)}"
         )
     return next((build.index for build in builds if build.role is role), default)
+
+
+def _words_that_are_no_flags(builds: Sequence[Build], suite: Suite) -> list[Problem]:
+    """Words such as `serve`, or a model's path, among the args of servers that run from an environment."""
+    if not any(isinstance(build.source, VenvSource) for build in builds):
+        return []
+    found = [
+        (server, word)
+        for server in suite.servers
+        if server.entrypoint is None
+        for word in words.positional(server.args)
+    ]
+    if not found:
+        return []
+    document = load(Path(suite.file))
+    return [
+        Problem(
+            location=document.at(("servers", server.name, "args")),
+            key=f"servers.{server.name}.args",
+            message=f"found {word!r}: an environment is started with `vllm serve` by bisect itself, and args are flags "
+            "only (the model is --model=${model})",
+        )
+        for server, word in found
+    ]
 
 
 def _place(build: Build) -> Location:

@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from imagebisect.config.problems import Problems, prune
+from imagebisect.config.problems import Problems
+from imagebisect.config.reading import read
 from imagebisect.config.schema import DIGEST, BuildEntry, BuildsFile
 from imagebisect.config.yaml import PathIn, load
 from imagebisect.domain import (
@@ -27,6 +26,9 @@ from imagebisect.simulator.profile import ProfileError, from_mapping
 ENDS = 2
 """A bisection has at least a good and a bad end."""
 
+_BESIDE = {"name", "role", "line", "commit", "created", "rewrite", "overrides", "note"}
+"""The keys of a build that do not say where it comes from."""
+
 SHORTEST_PREFIX = len("sha256:") + 7
 
 
@@ -38,10 +40,10 @@ def load_builds(path: Path) -> tuple[Build, ...]:
     document = load(path)
     problems = Problems(document)
     repository, entries = _entries(document.data, problems)
-    if len(document.data.get("builds") or []) < ENDS:
-        found = "the list is empty" if not entries else "there is only one build"
+    written = document.data.get("builds")
+    if isinstance(written, list) and len(written) < ENDS:
+        found = "the list is empty" if not written else "there is only one build"
         problems.add(("builds",), f"{found}; a bisection needs a good and a bad end")
-        problems.raise_any()
     builds: list[Build] = []
     for index, entry in entries.items():
         build = _build(entry, index, builds, repository, problems, base=path.parent)
@@ -54,23 +56,16 @@ def load_builds(path: Path) -> tuple[Build, ...]:
     return tuple(builds)
 
 
-def _entries(data: Any, problems: Problems) -> tuple[str | None, dict[int, BuildEntry]]:
-    """The file's repository and its well-formed entries by position; the others are noted as problems."""
-    try:
-        file = BuildsFile.model_validate(data)
-    except ValidationError as error:
-        problems.add_validation(error, BuildsFile)
-        rest = {**data, "builds": list(data["builds"]) if isinstance(data.get("builds"), list) else None}
-        if not prune(rest, error):
-            problems.raise_any()
-        kept = {index: entry for index, entry in enumerate(rest["builds"]) if entry is not None}
-        try:
-            file = BuildsFile.model_validate({**rest, "builds": list(kept.values())})
-        except ValidationError:
-            problems.raise_any()
-            raise
-        return file.repository, dict(zip(kept, file.builds, strict=True))
-    return file.repository, dict(enumerate(file.builds))
+def _entries(data: dict[str, Any], problems: Problems) -> tuple[str | None, dict[int, BuildEntry]]:
+    """The file's repository and its entries by position; what is wrong in them is noted."""
+    written = data.get("builds")
+    top = read(BuildsFile, {**data, "builds": []} if isinstance(written, list) else data, (), problems)
+    entries = {}
+    for index, raw in enumerate(written if isinstance(written, list) else ()):
+        entry = read(BuildEntry, raw, ("builds", index), problems)
+        if entry is not None:
+            entries[index] = entry
+    return top.repository if top is not None else None, entries
 
 
 def _build(
@@ -80,6 +75,8 @@ def _build(
     given = [key for key in ("digest", "venv", "simulated", "same_as") if getattr(entry, key) is not None]
     if not given and (entry.tag is not None or entry.digest_prefix is not None):
         given = ["digest"]
+    if len(given) != 1 and not given and problems.spoilt_keys(place) - _BESIDE:
+        return None  # it was meant to have one
     if len(given) != 1:
         said = f"found {' and '.join(given)}" if given else "found none of them"
         problems.add(place, f"a build has one of digest (or tag), venv, simulated, same_as; {said}")
@@ -149,6 +146,8 @@ def _source(
 
 def _image(entry: BuildEntry, place: PathIn, repository: str | None, problems: Problems) -> ImageSource | None:
     repository = entry.repository or repository
+    if repository is None and problems.touched(("repository",), (*place, "repository")):
+        return None
     if repository is None:
         problems.add(place, "expected `repository:` here or at the top of the file, e.g. vllm/vllm-openai")
         return None
@@ -172,6 +171,8 @@ def _image(entry: BuildEntry, place: PathIn, repository: str | None, problems: P
 def _check_names(entries: dict[int, BuildEntry], problems: Problems) -> None:
     seen: dict[str, int] = {}
     for index, entry in entries.items():
+        if problems.touched(("builds", index, "name")):
+            continue
         if entry.name in seen:
             problems.add(
                 ("builds", index, "name"), f"the name {entry.name} stands twice (also build {seen[entry.name]})"

@@ -1,32 +1,12 @@
-"""From what pydantic found to what a person can act on: the place, the key, what was expected."""
+"""Everything that is wrong in one file, each thing with its place, told at once."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Any
-
-from pydantic import BaseModel, ValidationError
+from collections.abc import Iterable, Mapping
 
 from imagebisect.config.yaml import Document, PathIn
 from imagebisect.errors import ConfigError, Problem
-
-_WORDS = {
-    "missing": "is missing",
-    "int_parsing": "expected a whole number",
-    "int_type": "expected a whole number",
-    "int_from_float": "expected a whole number",
-    "float_parsing": "expected a number",
-    "float_type": "expected a number",
-    "bool_type": "expected true or false",
-    "bool_parsing": "expected true or false",
-    "string_type": "expected text (put it in quotes)",
-    "list_type": "expected a list",
-    "tuple_type": "expected a list",
-    "dict_type": "expected keys and values",
-    "model_type": "expected keys and values",
-    "model_attributes_type": "expected keys and values",
-}
 
 
 class Problems:
@@ -35,10 +15,30 @@ class Problems:
     def __init__(self, document: Document) -> None:
         self.document = document
         self.found: list[Problem] = []
+        self._spoilt: set[PathIn] = set()
 
     def add(self, path: PathIn, message: str) -> None:
-        """Note one problem at a key path."""
-        self.found.append(Problem(location=self.document.at(path), key=dotted(path), message=message))
+        """Note what a value means wrongly, unless the value itself has a problem already."""
+        if not any(path[: len(spoilt)] == spoilt for spoilt in self._spoilt):
+            self._note(path, message)
+
+    def spoil(self, path: PathIn, message: str | None = None) -> None:
+        """Note that a value cannot be used (None: said elsewhere), so that nothing is concluded from it."""
+        if message is not None:
+            self._note(path, message)
+        self._spoilt.add(path)
+
+    def touched(self, *paths: PathIn) -> bool:
+        """Whether a value that cannot be used stands at, above or below one of these places."""
+        return any(
+            path[: len(spoilt)] == spoilt or spoilt[: len(path)] == path for path in paths for spoilt in self._spoilt
+        )
+
+    def spoilt_keys(self, place: PathIn) -> set[str]:
+        """The keys of an entry in which something cannot be used."""
+        return {
+            str(path[len(place)]) for path in self._spoilt if len(path) > len(place) and path[: len(place)] == place
+        }
 
     def raise_any(self, *, next_step: str = "") -> None:
         """Raise ConfigError with all problems in the order of the file, if there are any."""
@@ -46,54 +46,8 @@ class Problems:
             ordered = sorted(set(self.found), key=lambda p: (p.location.line, p.location.column, p.message))
             raise ConfigError(tuple(ordered), next_step=next_step)
 
-    def add_validation(self, error: ValidationError, model: type[BaseModel], prefix: PathIn = ()) -> None:
-        """Note what pydantic found, each at its place."""
-        for item in error.errors(include_url=False):
-            path = (*prefix, *self._known(prefix, item["loc"]))
-            kind = item["type"]
-            if kind == "extra_forbidden":
-                self.add(path, unknown_key(str(path[-1]), _keys_beside(model, item["loc"])))
-            elif kind == "missing":
-                self.add((*path, str(item["loc"][-1])), "is missing")
-            elif kind in ("union_tag_not_found", "union_tag_invalid"):
-                expected = item.get("ctx", {}).get("expected_tags", "'idle-memory', 'prefill', 'decode', 'oom-probe'")
-                self.add((*path, "kind"), f"expected one of {expected}")
-            else:
-                found = item.get("input")
-                text = _WORDS.get(kind) or str(item["msg"]).removeprefix("Value error, ")
-                said = (
-                    f", found {found!r}" if isinstance(found, (str, int, float, bool)) and kind != "value_error" else ""
-                )
-                self.add(path, f"{text}{said}")
-
-    def _known(self, prefix: PathIn, loc: Iterable[int | str]) -> PathIn:
-        """The part of pydantic's location that is a path in the file (it also names union branches)."""
-        node: Any = self.document.data
-        for step in prefix:
-            node = node[step]
-        path: list[str | int] = []
-        for part in loc:
-            inside = part in node if isinstance(node, dict) else isinstance(node, list) and part in range(len(node))
-            if inside:
-                node = node[part]
-                path.append(part)
-        return tuple(path)
-
-
-def prune(data: Any, error: ValidationError) -> bool:
-    """Take out of `data` the entries (two levels deep) that pydantic refused, so that the rest can be looked at too.
-
-    False when something else than an entry was refused.
-    """
-    for item in error.errors(include_url=False):
-        match item["loc"]:
-            case (section, entry, *_) if isinstance(data.get(section), dict):
-                data[section].pop(entry, None)
-            case (section, int(entry), *_) if isinstance(data.get(section), list):
-                data[section][entry] = None
-            case _:
-                return False
-    return True
+    def _note(self, path: PathIn, message: str) -> None:
+        self.found.append(Problem(location=self.document.at(path), key=dotted(path), message=message))
 
 
 def dotted(path: PathIn) -> str:
@@ -104,41 +58,25 @@ def dotted(path: PathIn) -> str:
     return text
 
 
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that this one was probably meant to be."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
+
+
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """What to say of a key that nobody knows."""
     names = sorted(known)
-    near = difflib.get_close_matches(key, names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"expected one of: {', '.join(names)}"
+    near = nearest(key, names)
+    hint = f"did you mean {near}?" if near else f"expected one of: {', '.join(names)}"
     return f"there is no such key; {hint}"
 
 
-def _keys_beside(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
-    """The keys that a model knows where an unknown one stands."""
-    current = [model]
-    for part in loc[:-1]:
-        current = _descend(current, part)
-    return [field.alias or name for found in current for name, field in found.model_fields.items()]
-
-
-def _descend(models: list[type[BaseModel]], part: int | str) -> list[type[BaseModel]]:
-    """The models one step further down a location: a field's, or of several the one with this `kind`."""
-    of_kind = [model for model in models if part in _kinds(model)]
-    if len(models) > 1 and of_kind:
-        return of_kind
-    for model in models:
-        for name, field in model.model_fields.items():
-            if part in (name, field.alias):
-                return _inner(field.annotation)
-    return models
-
-
-def _kinds(model: type[BaseModel]) -> tuple[Any, ...]:
-    field = model.model_fields.get("kind")
-    return getattr(field.annotation, "__args__", ()) if field is not None else ()
-
-
-def _inner(annotation: Any) -> list[type[BaseModel]]:
-    """The models inside list[...], dict[str, ...], unions."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for argument in getattr(annotation, "__args__", ()) for model in _inner(argument)]
+def as_found(value: object) -> str:
+    """A value out of a YAML file in a sentence."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return "keys and values"
+    return "a list" if isinstance(value, (list, tuple)) else repr(value)

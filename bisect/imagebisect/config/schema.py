@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from imagebisect.config.problems import as_found
 from imagebisect.domain import BuildRole, TargetRole, Worse
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -31,6 +32,44 @@ def not_bool(value: Any) -> Any:
     return value
 
 
+def whole(value: Any) -> Any:
+    """Refuse true/false where a number is meant."""
+    if isinstance(value, bool):
+        raise ValueError(f"expected a whole number, found {as_found(value)}")
+    return value
+
+
+def cards(value: Any) -> Any:
+    """Refuse what is neither a list nor a word of `gpus`."""
+    if isinstance(value, list) or value in (None, "all", "none"):
+        return value
+    raise ValueError(f"expected a list of card numbers, `all` or `none`, found {as_found(value)}")
+
+
+def rung(value: Any) -> Any:
+    """Refuse a rung that is not two things."""
+    if isinstance(value, (list, tuple)) and len(value) == 2:
+        return value
+    said = f"[{', '.join(str(part) for part in value)}]" if isinstance(value, list) else as_found(value)
+    raise ValueError(f"expected [prompt tokens, concurrency], found {said}")
+
+
+def program(value: Any) -> Any:
+    """Refuse what is neither a list of words nor a line."""
+    if isinstance(value, bool) or value is None or isinstance(value, dict):
+        raise ValueError(f"expected a program and its arguments, or a line for `sh -c`, found {as_found(value)}")
+    return value
+
+
+def changed(value: Any) -> Any:
+    """Refuse what cannot be a flag's new value; a switch has none."""
+    if isinstance(value, bool):
+        raise ValueError("a switch has no value: put it into args+ (null drops one)")
+    if isinstance(value, list):
+        raise ValueError("expected a value, null or {add: an amount}, found a list")
+    return value
+
+
 Text = Annotated[str, BeforeValidator(not_bool), WithJsonSchema({"type": ["string", "number"]})]
 Name = Annotated[str, Field(pattern=NAME), BeforeValidator(not_bool)]
 Seconds = Annotated[
@@ -39,7 +78,13 @@ Seconds = Annotated[
 Positive = Annotated[
     int,
     Field(gt=0),
+    BeforeValidator(whole),
     WithJsonSchema({"anyOf": [{"type": "integer", "exclusiveMinimum": 0}, {"type": "string", "pattern": r"^\$\{"}]}),
+]
+
+
+Gpus = Annotated[
+    list[Annotated[int, Field(ge=0), BeforeValidator(whole)]] | Literal["all", "none"], BeforeValidator(cards)
 ]
 
 
@@ -70,7 +115,7 @@ class OverridesEntry(Strict):
 class BuildEntry(Strict):
     """One build: an image by digest, an environment, a simulated server, or the same as another entry."""
 
-    name: Name
+    name: Name = Field(examples=["nightly-0817"])
     digest: Text | None = None
     digest_prefix: Text | None = None
     tag: Text | None = None
@@ -90,7 +135,7 @@ class BuildEntry(Strict):
 class BuildsFile(Strict):
     """images.yaml: the builds, oldest first."""
 
-    schema_version: Literal[1] = Field(alias="schema")
+    schema_version: Literal[1] = Field(alias="schema", examples=[1])
     repository: Text | None = None
     builds: list[BuildEntry]
 
@@ -148,10 +193,10 @@ class ServerEntry(Strict):
     args_added: list[Text] = Field(default_factory=list, alias="args+")
     env: dict[str, Text] = Field(default_factory=dict)
     pass_env: list[Text] | None = None
-    gpus: list[Annotated[int, Field(ge=0)]] | Literal["all", "none"] | None = None
+    gpus: Gpus | None = None
     ipc: Text | None = None
     shm_size: Text | None = None
-    ulimits: dict[str, int] | None = None
+    ulimits: dict[str, Annotated[int, BeforeValidator(whole)]] | None = None
     memory: Text | None = None
     cpuset: Text | None = None
     mounts: list[MountEntry] | None = None
@@ -160,7 +205,7 @@ class ServerEntry(Strict):
     docker: dict[str, Any] | None = None
     endpoint: Literal["completions", "chat"] | None = None
     cache: Literal["fresh", "per-build"] | None = None
-    container_port: Annotated[int, Field(gt=0, lt=65536)] | None = None
+    container_port: Annotated[int, Field(gt=0, lt=65536), BeforeValidator(whole)] | None = None
 
 
 class DeadlinesEntry(Strict):
@@ -176,7 +221,7 @@ class IdleMemoryEntry(Strict):
     """Free memory after boot."""
 
     kind: Literal["idle-memory"]
-    on: Text
+    on: Text = Field(examples=["plain"])
     samples: Positive = 5
     interval: Seconds = 1.0
     deadline: Seconds | None = None
@@ -186,8 +231,8 @@ class PrefillEntry(Strict):
     """Prompts of exactly so many tokens, one output token."""
 
     kind: Literal["prefill"]
-    on: Text
-    prompt_tokens: Positive
+    on: Text = Field(examples=["plain"])
+    prompt_tokens: Positive = Field(examples=[16000])
     concurrency: list[Positive] = Field(default_factory=lambda: [1], min_length=1)
     reps: Positive = 3
     deadline: Seconds | None = None
@@ -197,9 +242,9 @@ class DecodeEntry(Strict):
     """Short prompts, many output tokens."""
 
     kind: Literal["decode"]
-    on: Text
+    on: Text = Field(examples=["plain"])
     prompt_tokens: Positive = 512
-    output_tokens: Annotated[int, Field(gt=1)] = 256
+    output_tokens: Annotated[int, Field(gt=1), BeforeValidator(whole)] = 256
     concurrency: list[Positive] = Field(default_factory=lambda: [1], min_length=1)
     reps: Positive = 3
     deadline: Seconds | None = None
@@ -209,8 +254,10 @@ class OomProbeEntry(Strict):
     """A ladder of [prompt tokens, concurrency] that the server must live through."""
 
     kind: Literal["oom-probe"]
-    on: Text
-    ladder: list[tuple[Positive, Positive]] = Field(min_length=1)
+    on: Text = Field(examples=["plain"])
+    ladder: list[Annotated[tuple[Positive, Positive], BeforeValidator(rung)]] = Field(
+        min_length=1, examples=[[[16000, 1], [16000, 4]]]
+    )
     repeats: Positive = 1
     deadline: Seconds | None = None
 
@@ -219,8 +266,8 @@ class LadderEntry(Strict):
     """Prefill at several lengths in one start."""
 
     kind: Literal["ladder"]
-    on: Text
-    prompt_tokens: list[Positive] = Field(min_length=2)
+    on: Text = Field(examples=["plain"])
+    prompt_tokens: list[Positive] = Field(min_length=2, examples=[[4000, 16000]])
     concurrency: Positive = 1
     reps: Positive = 2
     deadline: Seconds | None = None
@@ -230,7 +277,7 @@ class StartupEntry(Strict):
     """How long the start took, with its parts."""
 
     kind: Literal["startup"]
-    on: Text
+    on: Text = Field(examples=["plain"])
     deadline: Seconds | None = None
 
 
@@ -238,7 +285,7 @@ class GrowthEntry(Strict):
     """Free memory before and after load."""
 
     kind: Literal["growth"]
-    on: Text
+    on: Text = Field(examples=["plain"])
     prompt_tokens: Positive = 4096
     output_tokens: Positive = 64
     concurrency: Positive = 1
@@ -254,19 +301,22 @@ class PrintsEntry(Strict):
     name: Name
     unit: Text = ""
     compare: Literal["ratio", "level"] = "ratio"
+    worse: Literal["lower", "higher"] | None = None
 
 
 class CommandEntry(Strict):
     """A program of the user's: a list of words, or a line for `sh -c`."""
 
     kind: Literal["command"]
-    on: Text
-    run: Annotated[list[Text], Field(min_length=1)] | Text
+    on: Text = Field(examples=["plain"])
+    run: Annotated[Annotated[list[Text], Field(min_length=1)] | Text, BeforeValidator(program)] = Field(
+        examples=["true"]
+    )
     prints: PrintsEntry | None = None
     deadline: Seconds = 600.0
 
 
-ScenarioEntry = Annotated[
+AnyScenario = (
     IdleMemoryEntry
     | StartupEntry
     | PrefillEntry
@@ -274,9 +324,19 @@ ScenarioEntry = Annotated[
     | DecodeEntry
     | GrowthEntry
     | CommandEntry
-    | OomProbeEntry,
-    Field(discriminator="kind"),
-]
+    | OomProbeEntry
+)
+ScenarioEntry = Annotated[AnyScenario, Field(discriminator="kind")]
+KINDS: dict[str, type[AnyScenario]] = {
+    "idle-memory": IdleMemoryEntry,
+    "startup": StartupEntry,
+    "prefill": PrefillEntry,
+    "ladder": LadderEntry,
+    "decode": DecodeEntry,
+    "growth": GrowthEntry,
+    "command": CommandEntry,
+    "oom-probe": OomProbeEntry,
+}
 
 
 class AddedEntry(Strict):
@@ -288,11 +348,11 @@ class AddedEntry(Strict):
 class VariantEntry(Strict):
     """A server with one thing changed, to try on one build; what is not named stays as in `of`."""
 
-    of: Text
-    set_args: dict[str, AddedEntry | Text | None] = Field(default_factory=dict)
+    of: Text = Field(examples=["plain"])
+    set_args: dict[str, Annotated[AddedEntry | Text | None, BeforeValidator(changed)]] = Field(default_factory=dict)
     args_added: list[Text] = Field(default_factory=list, alias="args+")
     env: dict[str, Text] = Field(default_factory=dict)
-    gpus: list[Annotated[int, Field(ge=0)]] | Literal["all", "none"] | None = None
+    gpus: Gpus | None = None
     memory: Text | None = None
     cpuset: Text | None = None
 
@@ -300,8 +360,8 @@ class VariantEntry(Strict):
 class TargetEntry(Strict):
     """One complaint: a metric, the direction that is worse, the smallest change that matters."""
 
-    metric: Text
-    worse: Worse
+    metric: Text = Field(examples=["long.c1.prefill_tok_s"])
+    worse: Worse = Field(examples=["lower"])
     floor: Text | None = None
     role: TargetRole = TargetRole.BISECT
 
@@ -309,7 +369,7 @@ class TargetEntry(Strict):
 class SuiteFile(Strict):
     """A file under scenarios/: the model, the servers, the scenarios, the targets."""
 
-    schema_version: Literal[1] = Field(alias="schema")
+    schema_version: Literal[1] = Field(alias="schema", examples=[1])
     vars: dict[str, VarEntry] = Field(default_factory=dict)
     model: ModelEntry | None = None
     base: ServerEntry = Field(default_factory=ServerEntry)
@@ -318,5 +378,5 @@ class SuiteFile(Strict):
     scenarios: dict[str, ScenarioEntry]
     targets: dict[str, TargetEntry]
     deadlines: DeadlinesEntry = Field(default_factory=DeadlinesEntry)
-    seed: int = 1
+    seed: Annotated[int, BeforeValidator(whole)] = 1
     gpu_probe: Literal["auto", "nvml", "nvidia-smi", "exec", "none"] = "auto"

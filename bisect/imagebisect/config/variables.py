@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from imagebisect.config.problems import Problems, unknown_key
+from imagebisect.config.problems import Problems, as_found, unknown_key
+from imagebisect.config.reading import read
 from imagebisect.config.schema import VarEntry
 from imagebisect.config.yaml import PathIn, load
 
@@ -28,7 +27,7 @@ def vars_from_file(path: Path | None) -> dict[str, str]:
     found = {}
     for name, value in document.data.items():
         if isinstance(value, (dict, list, bool)) or value is None:
-            problems.add((name,), f"expected one text or number, found {value!r}")
+            problems.add((name,), f"expected one text or number, found {as_found(value)}")
         else:
             found[name] = str(value)
     problems.raise_any()
@@ -40,10 +39,8 @@ def resolve(declared: Any, sets: Mapping[str, str], from_file: Mapping[str, str]
     values: dict[str, str] = {}
     entries: dict[str, VarEntry] = {}
     for name, raw in (declared if isinstance(declared, dict) else {}).items():
-        try:
-            entry = VarEntry.model_validate(raw if raw is not None else {})
-        except ValidationError as error:
-            problems.add_validation(error, VarEntry, ("vars", name))
+        entry = read(VarEntry, raw if raw is not None else {}, ("vars", name), problems)
+        if entry is None:
             continue
         entries[name] = entry
         value = (
@@ -56,7 +53,7 @@ def resolve(declared: Any, sets: Mapping[str, str], from_file: Mapping[str, str]
         else:
             values[name] = ""
     for name in (*sets, *from_file):
-        if name not in entries:
+        if name not in (declared if isinstance(declared, dict) else {}):
             problems.add(
                 ("vars",), f"{name}: {unknown_key(name, entries) if entries else 'this suite has no variables'}"
             )
@@ -95,6 +92,7 @@ def substitute(node: Any, values: Mapping[str, str], problems: Problems, path: P
             problems.add(
                 path, f"${{{name}}} is not declared in `vars` (declared: {known}; ${{model}} is the model's place)"
             )
-        return "0"
+        problems.spoil(path)
+        return "1"
 
     return _USE.sub(replace, node)

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import signal
-import subprocess
+import re
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from imagebisect.domain import Failure, JsonValue, Measurement, Phase
+from imagebisect.measure import validity
 from imagebisect.measure.context import Context
-from imagebisect.measure.gpu import sampling
+from imagebisect.measure.gpu import Lowest, sampling
+from imagebisect.measure.validity import MOST_REPEATS
 from imagebisect.outcome import Cause
+from imagebisect.runtime.program import GRACE_S, Program
 from imagebisect.scenario import Command, MetricKind
+from imagebisect.secrets import hide
 from imagebisect.vllm import failures
 from imagebisect.vllm.aftermath import wait_for_end
 
 CANNOT_TELL = 125
 """The program's way to say that this build cannot be tested, as for `git bisect run`."""
 
+SHELL = ("sh", "-c")
+"""What a command given as one line is run by."""
+
+BY_SIGNAL = range(129, 193)
+"""What a shell says of a program that died of a signal: 128 and its number."""
+
 NOT_RUN = (126, 127)
 """What a shell says of a program that it cannot run."""
 
 DEADLINE_S = 600.0
 _POLL_S = 0.05
-_GRACE_S = 5.0
 _TAIL_BYTES = 8192
 _MOST_OUTPUT_BYTES = 64 << 20
 
@@ -47,16 +55,21 @@ def environment(scenario: Command, context: Context) -> dict[str, str]:
     }
 
 
+_NUMBER = re.compile(r"[-+]?(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?%?")
+"""`61.5%`, `1,234.5`, `2e-3`; a comma that parts no groups of three is no number, since it may be a decimal one."""
+
+
+def last_line(text: str) -> str:
+    """The last line that is not empty."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
 def last_number(text: str) -> float | None:
-    """The number on the last line that is not empty: the line is one, or its last word is; None for anything else."""
-    line = next((line for line in reversed(text.splitlines()) if line.strip()), "")
-    words = line.split()
-    if not words:
+    """The number that ends the last line that is not empty; None for anything else."""
+    words = last_line(text).split()
+    if not words or not _NUMBER.fullmatch(words[-1]):
         return None
-    try:
-        value = float(words[-1].rstrip("%").replace(",", ""))
-    except ValueError:
-        return None
+    value = float(words[-1].rstrip("%").replace(",", ""))
     return value if math.isfinite(value) else None
 
 
@@ -67,29 +80,17 @@ def _tail(path: Path) -> str:
         return stream.read().decode("utf-8", errors="replace")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the program and everything it started, asked first, then by force."""
-    for how, patience_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, how)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patience_s)
-            if how is signal.SIGKILL:
-                return
-
-
-def _wait(process: subprocess.Popen[bytes], output: Path, context: Context, deadline_s: float) -> str | None:
+def _wait(program: Program, output: Path, context: Context, deadline_s: float) -> str | None:
     """Wait for the program; why it was cut short, or None. Raises Interrupted when a stop is asked for."""
     deadline = time.monotonic() + deadline_s
-    while process.poll() is None:
+    while program.poll() is None:
         if time.monotonic() > deadline:
             return f"it did not end within {deadline_s:.0f} s"
         if output.stat().st_size > _MOST_OUTPUT_BYTES:
             return f"it printed more than {_MOST_OUTPUT_BYTES >> 20} MiB"
         if context.running.exit_state() is not None:
             # it may be about to say why; a program that retries for ever may not
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE_S)
+            program.wait(GRACE_S)
             return "the server ended meanwhile"
         context.stop.wait(_POLL_S)
     return None
@@ -101,75 +102,101 @@ def _failure(cause: Cause, message: str, **details: JsonValue) -> Failure:
 
 def _judge(scenario: Command, code: int, cut: str | None, printed: str) -> tuple[dict[str, float], Failure | None]:
     """Metrics and failure of a program that ended by itself (or was cut) while the server lived."""
-    last = next((line for line in reversed(printed.splitlines()) if line.strip()), "")[:300]
+    last = last_line(printed)[:300]
+
+    def cannot_tell(why: str, cause: Cause = Cause.COMMAND_FAILED) -> tuple[dict[str, float], Failure]:
+        said = f"; its last line: {last!r}" if last else ""
+        return {}, _failure(cause, f"{scenario.name}: {why}{said}", exit_code=code, last_line=last)
+
     if cut is not None:
-        return {}, _failure(Cause.COMMAND_FAILED, f"{scenario.name}: {cut}; last line: {last!r}", last_line=last)
+        return cannot_tell(cut)
     if code in NOT_RUN:
-        message = f"{scenario.name}: {scenario.run[0]} cannot be run (exit code {code}): {last}"
-        return {}, _failure(Cause.COMMAND_BROKEN, message, exit_code=code)
+        program = scenario.run[-1] if scenario.run[:-1] == SHELL else scenario.run[0]
+        return cannot_tell(f"`{program}` cannot be run (exit code {code})", Cause.COMMAND_BROKEN)
     if code == CANNOT_TELL:
-        return {}, _failure(
-            Cause.COMMAND_FAILED, f"{scenario.name}: cannot tell (exit code 125): {last}", exit_code=code
-        )
-    if code < 0 or code > 128:
-        number = -code if code < 0 else code - 128
-        message = f"{scenario.name}: the program died of signal {number}; last line: {last!r}"
-        return {}, _failure(Cause.COMMAND_FAILED, message, exit_code=code)
+        return cannot_tell("it says that it cannot tell (exit code 125)")
+    if code < 0 or code in BY_SIGNAL:
+        return cannot_tell(f"the program died of signal {-code if code < 0 else code - BY_SIGNAL.start + 1}")
     metric = scenario.metrics()[0]
     if metric.kind is MetricKind.EVENT:
         return {metric.name: 1.0 if code == 0 else 0.0}, None
     value = last_number(printed) if code == 0 else None
     if value is None:
-        said = f"exit code {code}" if code else "its last line is no number"
-        return {}, _failure(Cause.COMMAND_FAILED, f"{scenario.name}: {said}: {last!r}", exit_code=code)
+        return cannot_tell(f"exit code {code}" if code else "its last line does not end in a number")
     return {metric.name: value}, None
 
 
-def measure(scenario: Command, context: Context) -> Measurement:
-    """Run the program once. A server that dies meanwhile is the failure, whatever the program says.
+@dataclass(frozen=True, kw_only=True)
+class _Tried:
+    """One run of the program: how it ended, what it printed last (without secrets), what the cards showed."""
 
-    Its whole output is kept beside the server's log. Raises Interrupted; the program is ended on every path.
+    code: int
+    cut: str | None
+    printed: str
+    lowest: Lowest
+
+
+def _try(scenario: Command, context: Context, output: Path) -> _Tried:
+    spec = context.running.spec
+    env = {**os.environ, **environment(scenario, context)}
+    argv = (str(Path(scenario.run[0]).expanduser()), *scenario.run[1:])
+    with (
+        sampling(context.probe, own=context.own_pids, known=context.known_processes) as lowest,
+        Program(
+            argv, folder=scenario.folder, env=env, output=output, run_id=spec.run_id, start_id=spec.start_id
+        ) as program,
+    ):
+        cut = _wait(program, output, context, scenario.deadline_s or DEADLINE_S)
+        code = program.end()
+    return _Tried(code=code, cut=cut, printed=hide(_tail(output), context.secrets), lowest=lowest)
+
+
+def measure(scenario: Command, context: Context) -> Measurement:
+    """Run the program; again, at most twice, while the instruments say that it must not count.
+
+    A server that dies meanwhile is the failure, whatever the program says. The program's whole output is kept beside the
+    server's log. Raises Interrupted; everything that the program started is ended on every path.
     """
     began = time.monotonic()
-    output = context.running.spec.start_folder / f"{scenario.name.replace('/', '_')}.output.log"
-    env = {**os.environ, **environment(scenario, context)}
-    cut: str | None = None
-    printed = ""
-    try:
-        with (
-            output.open("wb") as sink,
-            sampling(context.probe, own=context.own_pids, known=context.known_processes) as lowest,
-        ):
-            process = subprocess.Popen(
-                scenario.run,
-                cwd=scenario.folder,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                cut = _wait(process, output, context, scenario.deadline_s or DEADLINE_S)
-            finally:
-                _end(process)
-        code = process.returncode
-        printed = _tail(output)
-    except OSError as error:
-        message = f"{scenario.name}: {scenario.run[0]} cannot be run: {error.strerror}"
-        return Measurement(scenario=scenario.name, metrics={}, failure=_failure(Cause.COMMAND_BROKEN, message))
-    samples: dict[str, JsonValue] = {"exit_code": code, "output": output.name, "tail": printed[-1000:]}
-    if lowest.worst_mib is not None:
-        samples["min_free_mib"] = lowest.worst_mib
-    if context.running.exit_state() is not None:
-        ended = wait_for_end(context.running, context.log, context.stop)
-        observed = f"the server ended while {scenario.name} ran"
-        failure: Failure | None = failures.classify(
-            context.log, phase=Phase.REQUEST, exit_state=ended, observed=observed
+    output = context.running.spec.start_folder / f"{scenario.name}.output.log"
+    timed = scenario.prints is not None
+    spoiled: list[str] = []
+    found: dict[str, float] = {}
+    failure: Failure | None = None
+    samples: dict[str, JsonValue] = {}
+    for _ in range(MOST_REPEATS + 1):
+        try:
+            tried = _try(scenario, context, output)
+        except OSError as error:
+            message = f"{scenario.name}: {scenario.run[0]} cannot be run: {error.strerror}"
+            return Measurement(scenario=scenario.name, metrics={}, failure=_failure(Cause.COMMAND_BROKEN, message))
+        samples |= {"exit_code": tried.code, "output": output.name, "tail": tried.printed[-1000:]}
+        if tried.lowest.worst_mib is not None:
+            samples["min_free_mib"] = tried.lowest.worst_mib
+        evidence = validity.cards_evidence(tried.lowest, timed=timed)
+        if evidence:
+            spoiled.append("; ".join(evidence))
+            samples["invalid"] = list(spoiled)
+        if context.running.exit_state() is not None:
+            found, failure = {}, _death(scenario, context)
+            break
+        found, failure = _judge(scenario, tried.code, tried.cut, tried.printed)
+        if not evidence:
+            break
+        failure = _failure(
+            validity.cause_of(spoiled), f"{scenario.name} was invalid {len(spoiled)} times: {spoiled[-1]}"
         )
-        found: dict[str, float] = {}
-    else:
-        found, failure = _judge(scenario, code, cut, printed)
+        found = {}
+    if spoiled and failure is not None and validity.is_foreign_load(spoiled[-1:]):
+        failure = replace(failure, cause=Cause.GPU_BUSY, message=f"{spoiled[-1]}; {failure.message}")
     return Measurement(
         scenario=scenario.name, metrics=found, samples=samples, failure=failure, seconds=time.monotonic() - began
+    )
+
+
+def _death(scenario: Command, context: Context) -> Failure:
+    """Why the server ended while the program ran."""
+    ended = wait_for_end(context.running, context.log, context.stop)
+    return failures.classify(
+        context.log, phase=Phase.REQUEST, exit_state=ended, observed=f"the server ended while {scenario.name} ran"
     )

@@ -21,7 +21,8 @@ class Context:
     `baseline` holds the cards before the start (empty where they could not be read), `facts` what the log says
     and the metrics say of the server, `ready_s` the seconds to its first token, `request_s` the seconds one request
     round may take, `build` the name that progress shows, `own_pids` the server's processes where they are known,
-    `known_processes` the (card index, pid) on the cards when it was ready.
+    `known_processes` the (card index, pid) on the cards when it was ready,
+    `has_metrics` whether /metrics could be read then, `secrets` what must not be written down.
     """
 
     running: Running
@@ -42,3 +43,5 @@ class Context:
     ready_s: float = 0.0
     own_pids: frozenset[int] = frozenset()
     known_processes: frozenset[tuple[int, int]] | None = None
+    has_metrics: bool = False
+    secrets: tuple[str, ...] = ()

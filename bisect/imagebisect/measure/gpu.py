@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from imagebisect.domain import ImageSource, Server, SimulatedSource, Source
+from imagebisect.domain import CardMemory, ImageSource, Server, SimulatedSource, Source
 from imagebisect.errors import EnvironmentFault
 from imagebisect.measure.cards import CardDetails, GpuProbe, GpuProcess, NoProbe, Sample, arrived_since
 from imagebisect.measure.nvml import NvmlProbe
-from imagebisect.measure.sampling import Lowest, sampling
+from imagebisect.measure.sampling import GREW_MIB, Lowest, sampling
 from imagebisect.measure.smi import ExecProbe, SmiProbe, parse_smi, run_here, run_standin, standin_argv
 from imagebisect.outcome import Cause
 
@@ -25,12 +25,12 @@ __all__ = [
     "SmiProbe",
     "arrived_since",
     "choose",
-    "known",
     "parse_smi",
     "run_here",
     "run_standin",
     "sampling",
     "standin_argv",
+    "strangers",
 ]
 
 
@@ -79,7 +79,22 @@ def choose(
     return ExecProbe() if isinstance(source, ImageSource) else NoProbe()
 
 
-def known(probe: GpuProbe) -> frozenset[tuple[int, int]] | None:
-    """The (card index, pid) on the cards now; None where that cannot be read, or pids mean nothing on this host."""
-    found = probe.processes() if probe.host_pids else None
-    return None if found is None else frozenset(process.key for process in found)
+def strangers(baseline: tuple[CardMemory, ...], now: tuple[GpuProcess, ...] | None, own: frozenset[int]) -> list[str]:
+    """Who came onto the cards, or grew there, while a server started: in words, card by card.
+
+    Nothing where none of the server's own pids is listed: then nobody can tell it from a stranger.
+    """
+    if not now or not any(process.pid in own for process in now):
+        return []
+    before = {(card.index, pid): used for card in baseline for pid, used in card.processes}
+    found = []
+    for process in now:
+        if process.pid in own:
+            continue
+        was = before.get(process.key)
+        named = f"pid {process.pid}" + (f" ({process.name})" if process.name else "")
+        if was is None:
+            found.append(f"{named} came onto GPU {process.index} with {process.used_mib:.0f} MiB")
+        elif process.used_mib - was > GREW_MIB:
+            found.append(f"{named} grew on GPU {process.index} by {process.used_mib - was:.0f} MiB")
+    return found

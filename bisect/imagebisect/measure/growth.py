@@ -11,11 +11,10 @@ from imagebisect.measure.validity import Shape
 from imagebisect.scenario import Growth
 
 
-def _settled(scenario: Growth, context: Context) -> memory.Reads:
-    reads, _ = memory.read_until_settled(
+def _settled(scenario: Growth, context: Context) -> memory.Quiet:
+    return memory.read_until_settled(
         context, samples=scenario.samples, interval_s=scenario.interval_s, deadline_s=scenario.deadline_s
     )
-    return reads
 
 
 def measure(scenario: Growth, context: Context) -> Measurement:
@@ -38,15 +37,17 @@ def measure(scenario: Growth, context: Context) -> Measurement:
         rounds.take(shape, purpose="warmup", rep=0)
         before = _settled(scenario, context)
         for number in range(scenario.rounds):
-            rounds.take(shape, purpose="load", rep=number)
+            rounds.take_valid(shape, rep=number)
         after = _settled(scenario, context)
-        failure = memory.death_while_idle(context)
-        if failure is None and before and after:
-            free_before, free_after = memory.medians(before), memory.medians(after)
-            found["growth_mib"] = max(free_before[uuid] - free for uuid, free in free_after.items())
-            found["free_after_mib"] = min(free_after.values())
-            rounds.samples["before"] = memory.in_order(before, free_before)
-            rounds.samples["after"] = memory.in_order(after, free_after)
+        failure = before.failure or after.failure
+        free_before, free_after = memory.medians(before.reads), memory.medians(after.reads)
+        cards = free_before.keys() & free_after.keys()
+        if failure is None and cards:
+            found["growth_mib"] = max(free_before[uuid] - free_after[uuid] for uuid in cards)
+            found["free_after_mib"] = min(free_after[uuid] for uuid in cards)
+            rounds.samples["settled"] = before.settled and after.settled
+            rounds.samples["before"] = memory.in_order(before.reads, free_before)
+            rounds.samples["after"] = memory.in_order(after.reads, free_after)
         elif failure is None:
             rounds.samples["missing"] = "no card of this server can be read on this host"
     except RoundFailedError as failed:

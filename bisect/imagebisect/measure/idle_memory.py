@@ -42,12 +42,16 @@ def _pool(context: Context, found: dict[str, float], samples: dict[str, JsonValu
 def measure(scenario: IdleMemory, context: Context) -> Measurement:
     """Read the cards until they stand still; the worst card counts. What cannot be known is left out and said."""
     began = time.monotonic()
-    reads, settled = memory.read_until_settled(
+    quiet = memory.read_until_settled(
         context, samples=scenario.samples, interval_s=scenario.interval_s, deadline_s=scenario.deadline_s
     )
     found: dict[str, float] = {}
-    samples: dict[str, JsonValue] = {"gpu_source": context.probe.source, "settled": settled, "reads": len(reads)}
-    failure = memory.death_while_idle(context)
+    reads, failure = quiet.reads, quiet.failure
+    samples: dict[str, JsonValue] = {
+        "gpu_source": context.probe.source,
+        "settled": quiet.settled,
+        "reads": len(reads),
+    }
     if failure is None and not reads:
         samples["missing"] = "no card of this server can be read on this host"
     pool = _pool(context, found, samples)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from imagebisect.domain import CardMemory, Failure, JsonValue, Phase
+from imagebisect.measure import validity
 from imagebisect.measure.context import Context
+from imagebisect.measure.sampling import sampling
+from imagebisect.outcome import Cause
 from imagebisect.vllm import failures
 from imagebisect.vllm.aftermath import wait_for_end
 
@@ -34,10 +38,31 @@ def _settled(reads: Reads) -> bool:
     return all(max(free) - min(free) <= SETTLED_MIB for free in sizes)
 
 
-def read_until_settled(
-    context: Context, *, samples: int, interval_s: float, deadline_s: float | None
-) -> tuple[Reads, bool]:
-    """The last `samples` reads, and whether they agree. Ends early where nothing can be read or the server ended."""
+@dataclass(frozen=True, kw_only=True)
+class Quiet:
+    """The last reads of a quiet server's cards, whether they agree, and why they say nothing of it, if so."""
+
+    reads: Reads
+    settled: bool
+    failure: Failure | None = None
+
+
+def read_until_settled(context: Context, *, samples: int, interval_s: float, deadline_s: float | None) -> Quiet:
+    """Read the cards until the last `samples` reads agree.
+
+    Ends early where nothing can be read or the server ended. A process of somebody else's that came onto the cards since
+    the server was ready makes the host the one at fault (`gpu_busy`): what is free is no longer the server's doing.
+    """
+    with sampling(context.probe, own=context.own_pids, known=context.known_processes) as lowest:
+        reads, settled = _read(context, samples=samples, interval_s=interval_s, deadline_s=deadline_s)
+    failure = death_while_idle(context)
+    foreign = validity.foreign_processes(lowest)
+    if failure is None and foreign:
+        failure = Failure(cause=Cause.GPU_BUSY, phase=Phase.REQUEST, message="; ".join(foreign))
+    return Quiet(reads=reads, settled=settled, failure=failure)
+
+
+def _read(context: Context, *, samples: int, interval_s: float, deadline_s: float | None) -> tuple[Reads, bool]:
     deadline = time.monotonic() + (deadline_s or SETTLE_S + samples * interval_s)
     reads: list[tuple[CardMemory, ...]] = []
     while True:

@@ -36,7 +36,7 @@ def measure(scenario: OomProbe, context: Context) -> Measurement:
                 climbed.append(rung)
                 rung["survived"] = False
                 shape = Shape(concurrency=concurrency, prompt_tokens=tokens, output_tokens=1)
-                rounds.take(shape, purpose="rung", rep=number)
+                rounds.take_valid(shape, purpose="rung", rep=number)
                 rung["survived"] = True
                 number += 1
         found["survived"] = 1.0

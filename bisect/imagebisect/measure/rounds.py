@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from imagebisect.domain import Failure, JsonValue, Measurement, Phase, Rep
 from imagebisect.measure import load, prompts, validity
 from imagebisect.measure.context import Context
 from imagebisect.measure.gpu import Lowest, sampling
-from imagebisect.measure.validity import Shape
+from imagebisect.measure.validity import MOST_REPEATS, Shape
 from imagebisect.measure.watch import ProgressWatch
 from imagebisect.outcome import Cause
 from imagebisect.progress import RepEnded
@@ -24,9 +24,6 @@ from imagebisect.vllm.aftermath import wait_for_end
 from imagebisect.vllm.logtail import LogTail
 from imagebisect.vllm.metrics import Snapshot
 from imagebisect.vllm.transport import OK, get_text
-
-MOST_REPEATS = 2
-"""Times an invalid rep is taken again."""
 
 DEFAULT_CHUNK_TOKENS = 8192
 """Taken for a prefill chunk where neither the log nor the arguments say."""
@@ -55,6 +52,8 @@ class Taken:
 
     rep: Rep
     counted: Snapshot
+    only_marks: bool = False
+    """Whether nothing but the log's marks speaks against the rep."""
 
 
 Value = Callable[[load.Round, Shape], float]
@@ -107,8 +106,16 @@ class Rounds:
         return None
 
     def _scrape(self) -> Snapshot | None:
-        text = get_text(f"{self.context.url}/metrics", timeout_s=_SCRAPE_S)
-        return None if text is None else metrics.parse(text)
+        """The counters; one that had them and does not answer is asked again, twice."""
+        for attempt in range(3 if self.context.has_metrics else 1):
+            if attempt:
+                self.context.stop.wait(0.1)
+            text = get_text(f"{self.context.url}/metrics", timeout_s=_SCRAPE_S)
+            if text is not None:
+                return metrics.parse(text)
+            if self.context.running.exit_state() is not None:
+                break
+        return None
 
     def _scrape_idle(self) -> tuple[Snapshot | None, bool]:
         """The counters once no request runs, and whether that came true within 30 s."""
@@ -136,7 +143,7 @@ class Rounds:
     def _round_number(self, shape: Shape, *, purpose: str, rep: int, attempt: int) -> int:
         """A number of its own for every round this scenario may ever do, whatever was done before."""
         if purpose == "rung":
-            return rep
+            return rep * (MOST_REPEATS + 1) + attempt
         rounds_each = 1 + self.reps_wanted * (MOST_REPEATS + 1)
         within = 0 if purpose == "warmup" else 1 + rep * (MOST_REPEATS + 1) + attempt
         return self.shapes.index((shape.prompt_tokens, shape.concurrency)) * rounds_each + within
@@ -159,15 +166,25 @@ class Rounds:
             )
         return bodies
 
-    def take(self, shape: Shape, *, purpose: str, rep: int, attempt: int = 0, sent: Shape | None = None) -> Taken:
+    def take(
+        self,
+        shape: Shape,
+        *,
+        purpose: str,
+        rep: int,
+        attempt: int = 0,
+        sent: Shape | None = None,
+        tolerate_marks: bool = False,
+    ) -> Taken:
         """Do one round and record it.
 
         Args:
             shape: one of the scenario's shapes.
-            purpose: `warmup`, `rep`, `load` (an untimed round) or `rung` (of a ladder that may kill the server).
+            purpose: `warmup`, `rep`, or `rung` (of a ladder that may kill the server).
             rep: which one, from 0; a rung's number counts over the whole ladder.
             attempt: which repeat of an invalid rep.
             sent: a smaller shape that stands for it in a warm-up.
+            tolerate_marks: count the rep although the log has marks of compilation.
 
         Raises:
             RoundFailedError: not every request was answered; the rep is recorded as invalid.
@@ -179,6 +196,7 @@ class Rounds:
         bodies = self._bodies(number, shape, purpose=purpose, rep=rep, attempt=attempt)
         before, idle = self._scrape_idle()
         self._marks.take()
+        log_offset = self._tail.offset
         self._watch.begin()
         with sampling(self.context.probe, own=self.context.own_pids, known=self.context.known_processes) as lowest:
             done = load.send(
@@ -189,13 +207,18 @@ class Rounds:
                 deadline_s=self.context.request_s,
             )
         self._watch.end()
-        self._note_memory(lowest)
         if not done.complete:
-            failure = self._failure(done, shape)
+            self._note_memory(lowest)
+            failure = self._failure(done, shape, log_offset)
+            foreign = validity.foreign_processes(lowest)
+            if foreign:
+                said = f"{'; '.join(foreign)}: so this says nothing of the build: {failure.message}"
+                failure = replace(failure, cause=Cause.GPU_BUSY, message=said[: failures.LONGEST_MESSAGE])
             made = self._rep(done, shape, rep=rep, warmup=warmup, invalid=failure.message, lowest=lowest)
             self._record(made, note=f"failed: {failure.cause}")
             raise RoundFailedError(failure, tuple(_in_words(answer) for answer in done.answers))
-        counted = metrics.delta(before, self._scrape_after(before, shape.concurrency))
+        after = self._scrape_after(before, shape.concurrency)
+        counted = metrics.delta(before, after)
         lag_s = self.context.running.log_lag_s - (time.perf_counter() - done.ended)
         if lag_s > 0:
             self.context.stop.wait(lag_s)
@@ -203,35 +226,45 @@ class Rounds:
         marks = self._marks.take()
         exact = self.context.endpoint == "completions"
         evidence = [*validity.evidence(done, shape, counted, lowest, idle=idle, exact=exact)]
-        if marks and not warmup and purpose == "rep":
-            if not evidence and attempt == MOST_REPEATS:
-                # Every attempt shows it, so it is how this build serves and not an accident of the instrument.
-                self.samples["marks_in_every_attempt"] = list(marks)
-            else:
-                evidence.append("; ".join(marks))
+        if self.context.has_metrics and (before is None or after is None):
+            evidence.append(validity.NO_METRICS)
+        tainted = bool(marks) and purpose == "rep"
+        only_marks = tainted and not evidence
+        if tainted and not (only_marks and tolerate_marks):
+            evidence.append("; ".join(marks))
         invalid = None if warmup or not evidence else "; ".join(evidence)
+        if invalid is None:
+            self._note_memory(lowest)
         made = self._rep(
             done, shape, rep=rep, warmup=warmup, invalid=invalid, lowest=lowest, counted=counted, marks=marks
         )
         self._record(made, note="warm-up" if warmup else f"invalid: {invalid}" if invalid else "")
-        return Taken(rep=made, counted=counted)
+        return Taken(rep=made, counted=counted, only_marks=only_marks)
 
-    def take_valid(self, shape: Shape, *, rep: int) -> Taken:
-        """Do a counted rep, again at most twice while it is invalid.
+    def take_valid(self, shape: Shape, *, rep: int, purpose: str = "rep") -> Taken:
+        """Do a counted round, again at most twice while it is invalid.
+
+        Where every attempt was marked by the log and nothing else spoke against any of them, that is how this build
+        serves and no accident of the instrument: the last one counts, and the record says so.
 
         Raises:
-            RoundFailedError: as `take`, or `invalid_measurement` when no attempt was valid.
+            RoundFailedError: as `take`, or `invalid_measurement` when no attempt was valid (`gpu_busy` where somebody
+                else was on the cards each time, `driver` where it did not answer).
         """
-        reasons = []
+        reasons: list[str] = []
+        only_marks = True
         for attempt in range(MOST_REPEATS + 1):
-            taken = self.take(shape, purpose="rep", rep=rep, attempt=attempt)
+            last = attempt == MOST_REPEATS
+            taken = self.take(shape, purpose=purpose, rep=rep, attempt=attempt, tolerate_marks=last and only_marks)
             if taken.rep.invalid is None:
+                if taken.only_marks:
+                    self.samples["marks_in_every_attempt"] = list(taken.rep.marks)
                 return taken
+            only_marks = only_marks and taken.only_marks
             reasons.append(taken.rep.invalid)
-        cause = Cause.GPU_BUSY if validity.is_foreign_load(reasons) else Cause.INVALID_MEASUREMENT
         raise RoundFailedError(
             Failure(
-                cause=cause,
+                cause=validity.cause_of(reasons),
                 phase=Phase.REQUEST,
                 message=f"rep {rep + 1} at C={shape.concurrency} was invalid {len(reasons)} times: {reasons[-1]}",
                 details={"reasons": reasons},
@@ -240,7 +273,7 @@ class Rounds:
 
     # ------------------------------------------------------------------ making sense
 
-    def _failure(self, done: load.Round, shape: Shape) -> Failure:
+    def _failure(self, done: load.Round, shape: Shape, log_offset: int) -> Failure:
         """Why not every request was answered."""
         context = self.context
         size = f"{shape.concurrency} x {shape.prompt_tokens} tokens"
@@ -252,7 +285,7 @@ class Rounds:
             seen = f"{size}: no answer within {context.request_s:.0f} s; {health}; {self._watch.words()}"
             fallback = Cause.REQUEST_TIMEOUT if self._watch.moved else Cause.STUCK
             return failures.classify(
-                context.log, phase=Phase.REQUEST, exit_state=ended, observed=seen, fallback=fallback
+                context.log, phase=Phase.REQUEST, exit_state=ended, observed=seen, fallback=fallback, since=log_offset
             )
         if refused is not None and done.cut is None:
             seen = f"{size}: HTTP {refused.status}: {refused.text[:400]}"
@@ -267,6 +300,7 @@ class Rounds:
             exit_state=ended,
             observed=f"{size}: {how}",
             fallback=Cause.REQUEST_FAILED,
+            since=log_offset,
         )
 
     def _rep(
@@ -324,6 +358,7 @@ class Rounds:
                 value=rep.value if counts else None,
                 unit=self.unit,
                 note=note,
+                prompt_tokens=rep.prompt_tokens,
             )
         )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from imagebisect.measure.gpu import Lowest
 from imagebisect.measure.load import Round
+from imagebisect.outcome import Cause
 from imagebisect.vllm.metrics import Snapshot
 
 CLOCK_SHARE = 0.03
@@ -20,6 +21,15 @@ CLOCK_REQUEST_S = 0.03
 
 CLOCK_TOKEN_S = 1e-6
 """And by this much for each prompt token: a server parses 176,425 ids in about 50 ms."""
+
+MOST_REPEATS = 2
+"""Times an invalid rep is taken again."""
+
+WEDGED = "the GPU driver did not answer meanwhile"
+"""Then nobody knows what the cards went through."""
+
+NO_METRICS = "the server's metrics could not be read, so nothing vouches for it"
+"""A server that had metrics when it was ready and does not give them now."""
 
 FOREIGN = "another process on GPU"
 """How the reason begins when somebody else came onto the cards."""
@@ -100,6 +110,16 @@ def foreign_processes(lowest: Lowest) -> list[str]:
     return sorted(found)
 
 
+def cards_evidence(lowest: Lowest, *, timed: bool = True) -> list[str]:
+    """What the cards say against counting what ran meanwhile; slowed clocks only matter to what is `timed`."""
+    found = foreign_processes(lowest)
+    if lowest.slowdowns and timed:
+        found.append("the clocks were slowed: " + ", ".join(sorted(lowest.slowdowns)))
+    if lowest.wedged:
+        found.append(WEDGED)
+    return found
+
+
 def evidence(
     done: Round, shape: Shape, counted: Snapshot, lowest: Lowest, *, idle: bool, exact: bool
 ) -> tuple[str, ...]:
@@ -126,10 +146,17 @@ def evidence(
     clocks = clocks_disagree(done, shape, counted)
     if clocks:
         found.append(clocks)
-    found += foreign_processes(lowest)
-    if lowest.slowdowns:
-        found.append("the clocks were slowed: " + ", ".join(sorted(lowest.slowdowns)))
+    found += cards_evidence(lowest)
     return tuple(found)
+
+
+def cause_of(reasons: list[str]) -> Cause:
+    """What it means that no attempt was valid: somebody else on the cards, a driver that hangs, or neither."""
+    if is_foreign_load(reasons):
+        return Cause.GPU_BUSY
+    if reasons and all(WEDGED in reason for reason in reasons):
+        return Cause.DRIVER
+    return Cause.INVALID_MEASUREMENT
 
 
 def is_foreign_load(reasons: list[str]) -> bool:

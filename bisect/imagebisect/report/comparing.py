@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from imagebisect import abba
-from imagebisect.comparison import EQUIVALENCE_STARTS, NOT_MEASURED, Compared, Word, died, possible_rate
+from imagebisect.comparison import (
+    CHANCE,
+    CLAIMS,
+    EQUIVALENCE_STARTS,
+    NOT_MEASURED,
+    SPREAD_STARTS,
+    Compared,
+    Word,
+    died,
+    possible_rate,
+)
+from imagebisect.outcome import Cause
 from imagebisect.report.model import build_report
 from imagebisect.report.wording import number
 from imagebisect.scenario import MetricKind
@@ -35,12 +46,13 @@ def _comparison(state: RunState, report: dict[str, Any]) -> dict[str, Any]:
         "a": a["name"],
         "b": b["name"],
         "same_build": _is_same(a, b),
-        "order": " ".join(abba.order(spec.starts)),
+        "order": abba.in_words(state),
         "starts": spec.starts,
         "starts_left": abba.starts_left(state) if state.finished is None else 0,
         "servers": servers,
         "metrics": [_metric(state, one) for one in found],
         "not_measured": list(absent),
+        "commands": _commands(report),
     }
     for entry in comparison["metrics"]:
         entry["sentence"] = sentence(entry, comparison)
@@ -83,11 +95,48 @@ def _deviations(report: dict[str, Any], server: str) -> list[str]:
     return found
 
 
+def _commands(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """What became of commands that did not pass: why, and in which starts of which build, with their output's files."""
+    kinds = {name: scenario["kind"] for name, scenario in report["run"]["suite"]["scenarios"].items()}
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for build in report["builds"]:
+        for start in build["starts"]:
+            for measurement in start["measurements"]:
+                scenario = measurement["scenario"]
+                if kinds.get(scenario) != "command" or start["outcome"] == "void":
+                    continue
+                why = _not_passed(measurement)
+                if not why:
+                    continue
+                entry = found.setdefault(
+                    (build["name"], why),
+                    {"build": build["name"], "scenario": scenario, "why": why, "starts": [], "outputs": []},
+                )
+                entry["starts"].append(start["id"])
+                if measurement["samples"].get("output"):
+                    entry["outputs"].append(f"starts/{start['id']}/{measurement['samples']['output']}")
+    return list(found.values())
+
+
+def _not_passed(measurement: dict[str, Any]) -> str:
+    """Why a command's measurement is no success: its exit code and the last line it printed; empty for one that is."""
+    failure, samples = measurement["failure"], measurement["samples"]
+    if failure is not None:
+        return str(failure["message"]) if failure["cause"] == Cause.COMMAND_FAILED else ""
+    code = samples.get("exit_code")
+    if not code:
+        return ""
+    lines = [line.strip() for line in str(samples.get("tail") or "").splitlines() if line.strip()]
+    said = f"; its last line: {lines[-1][:300]!r}" if lines else "; it printed nothing"
+    return f"{measurement['scenario']}: exit code {code}{said}"
+
+
 def _metric(state: RunState, one: Compared) -> dict[str, Any]:
     asked, metric = one.asked, one.asked.metric
     factor = 100.0 if metric.kind is not MetricKind.LEVEL else 1.0
     change = one.change * factor if one.change is not None else None
     is_ratio = metric.kind is MetricKind.RATIO
+    of_level = 100 * one.change / abs(one.a) if one.change is not None and one.a else None
     return {
         "scenario": asked.scenario,
         "metric": metric.name,
@@ -95,7 +144,7 @@ def _metric(state: RunState, one: Compared) -> dict[str, Any]:
         "unit": metric.unit,
         "kind": metric.kind.value,
         "target": asked.target,
-        "worse": asked.worse.value,
+        "worse": asked.worse.value if asked.worse is not None else None,
         "floor": asked.floor.value,
         "floor_relative": asked.floor.relative,
         "a_values": list(one.a_side.values),
@@ -104,9 +153,12 @@ def _metric(state: RunState, one: Compared) -> dict[str, Any]:
         "b_causes": list(one.b_side.causes),
         "a": one.a,
         "b": one.b,
-        "change_percent": change if is_ratio else None,
+        "change_percent": change if is_ratio else of_level,
         "change": None if is_ratio else change,
         "interval": [bound * factor for bound in one.interval] if one.interval is not None else None,
+        "p": one.p,
+        "moved": one.moved,
+        "by_chance": one.by_chance,
         "word": one.word.value,
         "sentence": "",
         "detectable": one.detectable * factor if one.detectable is not None else None,
@@ -124,12 +176,10 @@ def label(entry: dict[str, Any]) -> str:
 
 def sentence(entry: dict[str, Any], comparison: dict[str, Any]) -> str:
     """The claim on one metric: the word, the change with its interval, and what it rests on."""
-    order = comparison["servers"][entry["server"]]["order"]
     parts = [entry["word"], *_seen(entry), *_limits(entry)]
-    if comparison["same_build"]:
-        parts.append("both sides are the same build")
-    parts.append(counts(entry) + (f", {order}" if order else ""))
-    return f"{label(entry)}: " + ", ".join(parts)
+    if comparison["same_build"] and entry["word"] in CLAIMS:
+        parts.append("but both sides are the same build, so this is the host's noise")
+    return f"{label(entry)}: " + ", ".join([*parts, counts(entry)])
 
 
 def _seen(entry: dict[str, Any]) -> list[str]:
@@ -138,40 +188,106 @@ def _seen(entry: dict[str, Any]) -> list[str]:
             return []
         return [f"{entry['metric']} in {rate(entry, 0)} starts of A and {rate(entry, 1)} of B"]
     text = change(entry)
-    return [f"{text} (95 % interval {interval(entry)})"] if text else []
+    if not text:
+        return []
+    return [f"{text}, 95 % interval {interval(entry)}" if entry["interval"] is not None else text]
 
 
 def _limits(entry: dict[str, Any]) -> list[str]:
-    """Why a claim is no stronger: what is excluded, what could have been shown, what is missing."""
+    """Why a claim is no stronger: what is missing, what is excluded and what is not, what could have been shown."""
     found = []
     for side, causes in zip(SIDES, (entry["a_causes"], entry["b_causes"]), strict=True):
         if causes:
             named = ", ".join(dict.fromkeys(cause.replace("_", " ") for cause in causes))
-            found.append(f"{len(causes)} start{'' if len(causes) == 1 else 's'} of {side} without a value ({named})")
-    fewest = min(len(entry["a_values"]), len(entry["b_values"]))
-    is_event = entry["kind"] == MetricKind.EVENT.value
-    if entry["word"] == Word.NOT_REPRODUCED.value:
-        if is_event:
-            found.append(
-                f"a rate of up to {100 * possible_rate(len(entry['b_values'])):.0f} % is still possible at 95 %"
-            )
-        else:
-            found.append(f"{'a loss' if entry['worse'] == 'lower' else 'a rise'} of {floor(entry)} is excluded")
-    elif entry["word"] == Word.CANNOT_TELL.value and entry["detectable"] is not None:
-        missing = bool(found)
-        if is_event:
-            found.append(f"a rate below {entry['detectable']:.0f} % could go unseen in so many starts")
-        elif not missing and entry["interval"][0] * entry["interval"][1] > 0:
-            found.append(
-                f"a change is there, but these starts leave open whether it reaches the floor of {floor(entry)}"
-            )
-        else:
-            found.append(f"the smallest change these starts could show is {size(entry, entry['detectable'])}")
-        if fewest < EQUIVALENCE_STARTS and not missing:
-            found.append(f"`not reproduced` needs {EQUIVALENCE_STARTS} starts a side")
-    elif entry["word"] == Word.CANNOT_TELL.value and fewest and not is_event:
-        found.append("a value of 0 or less has no ratio")
+            found.append(f"{_starts(len(causes))} of {side} without a value ({named})")
+    match entry["word"]:
+        case Word.NOT_REPRODUCED | Word.NO_DIFFERENCE:
+            found += _excluded(entry)
+        case Word.CANNOT_TELL if not found and entry["a_values"] and entry["b_values"]:
+            found += _undecided_event(entry) if entry["kind"] == MetricKind.EVENT.value else _undecided(entry)
     return found
+
+
+def _excluded(entry: dict[str, Any]) -> list[str]:
+    rate_left = f"up to {100 * possible_rate(len(entry['b_values'])):.0f} %"
+    if entry["kind"] == MetricKind.EVENT.value:
+        return [f"a build that {_fails(entry)} in {rate_left} of its starts would look the same"]
+    if floor_is_zero(entry):
+        excluded = "every start of both sides has the same value"
+    else:
+        what = {"lower": "a loss", "higher": "a rise", None: "a change either way"}[entry["worse"]]
+        excluded = f"{what} of {floor(entry)} is excluded"
+    return [excluded, f"an effect that comes in only some starts ({rate_left} of them) could have been missed"]
+
+
+def _undecided(entry: dict[str, Any]) -> list[str]:
+    """Why a number with values on both sides cannot be told."""
+    if entry["change"] is None and entry["change_percent"] is None:
+        sides = " and ".join(
+            f"{_starts(count)} of {side}"
+            for side, count in zip(SIDES, (_not_above_zero(entry, 0), _not_above_zero(entry, 1)), strict=True)
+            if count
+        )
+        return [f"{sides} with a value of 0 or less, and those have no ratio (a `command` can say `compare: level`)"]
+    fewest = min(len(entry["a_values"]), len(entry["b_values"]))
+    if fewest < SPREAD_STARTS:
+        return ["one start a side shows nothing of this host's spread between starts"]
+    least = f"`{Word.NO_DIFFERENCE if entry['worse'] is None else Word.NOT_REPRODUCED}` needs {EQUIVALENCE_STARTS}"
+    needs = [f"{least} starts a side"] if fewest < EQUIVALENCE_STARTS else []
+    if entry["by_chance"]:
+        return ["among so many metrics without a target some leave 0 by chance", *needs]
+    if floor_is_zero(entry):
+        return [f"a floor of {floor(entry)} is nothing where A is 0 (give it as an amount)", *needs]
+    if entry["moved"] and needs:
+        return [f"a change is there, but {_starts(fewest)} a side can only claim one of {_few(entry)}", *needs]
+    if entry["moved"]:
+        return [f"a change is there, but these starts leave open whether it reaches the floor of {floor(entry)}"]
+    return [f"the smallest change these starts could show is {size(entry, entry['detectable'])}", *needs]
+
+
+def _few(entry: dict[str, Any]) -> str:
+    return f"twice the floor of {floor(entry)} that parts all their values"
+
+
+def _undecided_event(entry: dict[str, Any]) -> list[str]:
+    """Why survivals and deaths cannot be told apart."""
+    if any(entry["died"]):
+        return [f"so many differ by chance with p = {entry['p']:.2g} (Fisher's exact test; {CHANCE:g} is asked for)"]
+    return [
+        f"a build that {_fails(entry)} in up to {entry['detectable']:.0f} % of its starts would look the same",
+        f"`{Word.NOT_REPRODUCED}` needs {EQUIVALENCE_STARTS} starts a side",
+    ]
+
+
+def _fails(entry: dict[str, Any]) -> str:
+    return "dies" if entry["metric"] == "survived" else "fails"
+
+
+def _not_above_zero(entry: dict[str, Any], side: int) -> int:
+    return sum(value <= 0 for value in (entry["b_values"] if side else entry["a_values"]))
+
+
+def floor_is_zero(entry: dict[str, Any]) -> bool:
+    """Whether a floor is a share of a level of 0, which is no floor."""
+    return bool(entry["kind"] == MetricKind.LEVEL.value and entry["floor_relative"] and entry["a"] == 0)
+
+
+def noise(comparison: dict[str, Any]) -> str:
+    """What an A/A says of the host: which metrics moved although nothing changed; empty for two builds."""
+    judged = [entry for entry in comparison["metrics"] if entry["interval"] is not None]
+    if not comparison["same_build"]:
+        return ""
+    if not judged:
+        return "A/A: one start a side shows nothing of this host's noise"
+    moved = [f"{label(entry)} ({change(entry)})" for entry in judged if entry["moved"]]
+    text = f"A/A: {len(moved)} of {len(judged)} metrics moved"
+    if not moved:
+        return f"{text}: equal builds look equal here"
+    return f"{text} (95 % interval without 0), which is this host's noise: {', '.join(moved)}"
+
+
+def _starts(count: int) -> str:
+    return f"{count} start{'' if count == 1 else 's'}"
 
 
 def rate(entry: dict[str, Any], side: int) -> str:
@@ -183,14 +299,16 @@ def rate(entry: dict[str, Any], side: int) -> str:
 def counts(entry: dict[str, Any]) -> str:
     """How many starts of each side have a value."""
     a, b = len(entry["a_values"]), len(entry["b_values"])
-    return f"{a} start{'' if a == 1 else 's'} a side" if a == b else f"{a}+{b} starts"
+    return f"{_starts(a)} a side" if a == b else f"{a}+{b} starts"
 
 
 def floor(entry: dict[str, Any]) -> str:
     """The smallest change that matters."""
     if entry["kind"] == MetricKind.EVENT.value:
         return "-"
-    return f"{100 * entry['floor']:g} %" if entry["floor_relative"] else number(entry["floor"], entry["unit"])
+    if entry["floor_relative"]:
+        return f"{100 * entry['floor']:g} %" + (" of A" if entry["unit"] == "%" else "")
+    return number(entry["floor"], _unit(entry))
 
 
 def size(entry: dict[str, Any], value: float | None) -> str:
@@ -198,15 +316,22 @@ def size(entry: dict[str, Any], value: float | None) -> str:
     if value is None:
         return "-"
     if entry["kind"] == MetricKind.LEVEL.value:
-        return number(value, entry["unit"])
+        return number(value, _unit(entry))
     return f"{value:.0f} %" if entry["kind"] == MetricKind.EVENT.value else f"{value:.1f} %"
 
 
+def _unit(entry: dict[str, Any]) -> str:
+    """The unit of a change: percentages differ by points, since `-20 %` of one would be read as a share of it."""
+    return "points" if entry["unit"] == "%" else str(entry["unit"])
+
+
 def change(entry: dict[str, Any]) -> str:
-    """The change from A to B with its sign; empty where there is none."""
-    if entry["change_percent"] is not None:
-        return f"{_signed(entry, entry['change_percent'])} %"
-    return f"{_signed(entry, entry['change'])} {entry['unit']}".strip() if entry["change"] is not None else ""
+    """The change from A to B with its sign, a level's also as a share of A; empty where there is none."""
+    share = f"{round(entry['change_percent'], 1) + 0.0:+.1f} %" if entry["change_percent"] is not None else ""
+    if entry["change"] is None:
+        return share + (" of A" if share and entry["unit"] == "%" else "")
+    text = f"{_signed(entry, entry['change'])} {_unit(entry)}".strip()
+    return f"{text} ({share})" if share and entry["change"] else text
 
 
 def interval(entry: dict[str, Any]) -> str:

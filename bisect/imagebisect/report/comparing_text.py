@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from imagebisect.outcome import Cause
 from imagebisect.report import comparing, wording
 from imagebisect.report.markdown import LIMIT, cell, commands_of, shell
 
 SIMULATED = "Simulated builds: this shows how the tool works, it is no measurement of any vLLM."
 
 HEAD = ("metric", "A", "B", "unit", "change", "95 % interval", "floor", "could show", "answer")
+
+LEGEND = (
+    "floor: the smallest change that matters; could show: the smallest that these starts would have told from noise "
+    "(equal values still count as spread by 1 MiB or 0.05 %); words, columns and defaults: docs/compare.md"
+)
 
 
 def render_terminal(report: dict[str, Any], *, where: str | None = None) -> str:
@@ -20,13 +26,19 @@ def render_terminal(report: dict[str, Any], *, where: str | None = None) -> str:
     if run["finished"] is None:
         lines += [f"UNFINISHED{_stopped(run)}; what follows is where it stands", ""]
     lines += [f"A {_named(report, 0)}", f"B {_named(report, 1)}", _how(comparison), ""]
+    noise = comparing.noise(comparison)
     targets = [entry for entry in comparison["metrics"] if entry["target"]]
     lines += [entry["sentence"] for entry in targets]
     lines += [""] if targets else []
     rows = [HEAD, *(_row(entry) for entry in comparison["metrics"])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     lines += ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines += ["", *(f"not measured here: {text}" for text in _absent(comparison))]
+    lines += [
+        LEGEND,
+        "",
+        *([noise, ""] if noise else []),
+        *(f"not measured here: {text}" for text in _absent(comparison)),
+    ]
     lines += _proof(comparison)
     lines += [*_failures(report), *wording.headroom(report), *wording.leftovers(report)]
     lines += [wording.hardware(run["host"]), wording.effort(run)]
@@ -87,19 +99,26 @@ def _proof(comparison: dict[str, Any]) -> list[str]:
 
 
 def _failures(report: dict[str, Any]) -> list[str]:
-    """Starts of either build that ended in a failure, and builds that could not be had."""
+    """Starts of either build that ended in a failure, builds that could not be had, and commands that did not pass."""
     found = []
     for build in report["builds"]:
         if build["pull_failure"]:
             found.append(f"{build['name']} could not be had: {build['pull_failure']}")
         for start in build["starts"]:
-            if start["cause"]:
+            if start["cause"] and start["cause"] != Cause.COMMAND_FAILED:
                 masked = f" (masked by {start['masked_by']})" if start["masked_by"] else ""
                 message = (start["message"] or "")[:400]
                 found.append(
                     f"{build['name']}, start {start['id']} on {start['server']}: {start['cause']}{masked}: {message}"
                 )
-    return found
+    return found + [_command(entry) for entry in report["comparison"]["commands"]]
+
+
+def _command(entry: dict[str, Any]) -> str:
+    """A command that did not pass: in which starts, why, and where its whole output is."""
+    starts = f"start{'' if len(entry['starts']) == 1 else 's'} {', '.join(entry['starts'])}"
+    kept = f" (whole output: {', '.join(entry['outputs'])})" if entry["outputs"] else ""
+    return f"{entry['build']}, {starts}: {entry['why']}{kept}"
 
 
 # --------------------------------------------------------------------------- Markdown
@@ -128,6 +147,8 @@ def _claims(report: dict[str, Any]) -> list[str]:
         for entry in comparison["metrics"]
         if entry["target"]
     ] or ["- no target was compared"]
+    noise = comparing.noise(comparison)
+    lines += ["", f"{cell(noise)}."] if noise else []
     flags = [
         f"{name}: {shell([*(f'{key}={value}' for key, value in server['env'].items()), *server['args']])}"
         for name, server in run["suite"]["servers"].items()
@@ -152,7 +173,7 @@ def _metrics(report: dict[str, Any]) -> list[str]:
     lines += [_line(_row(entry)) for entry in comparison["metrics"]]
     lines += [
         "",
-        "`could show` is the smallest change that these starts would have shown. Values are means of starts:",
+        f"{cell(LEGEND)}. The values of each start:",
         "",
     ]
     lines += ["| metric | each start of A | each start of B |", "|---|---|---|"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from imagebisect.report import wording
+from imagebisect.report import probing, wording
 
 LIMIT = 60_000
 """GitHub refuses bodies above 65,536 characters; the rest is for whoever pastes it."""
@@ -31,11 +31,14 @@ def render(report: dict[str, Any]) -> str:
         "shell": shell,
         "shellenv": lambda env: shell(f"{name}={value}" for name, value in env.items()),
     }
-    template = environment.get_template("report.md.jinja")
+    of_probe = report["run"]["purpose"] == "probe"
+    template = environment.get_template("probe.md.jinja" if of_probe else "report.md.jinja")
     for left_out in range(4):
         text = template.render(
             report=report,
             run=report["run"],
+            probing=probing,
+            count=wording.count,
             headline=wording.headline,
             change=wording.change,
             untestable=wording.untestable,

@@ -22,6 +22,7 @@ from imagebisect.domain import (
     Verdict,
 )
 from imagebisect.outcome import Cause
+from imagebisect.report import probing
 from imagebisect.report.scrub import Scrubber
 from imagebisect.scenario import MetricKind
 from imagebisect.search import results
@@ -222,7 +223,10 @@ def _suite(plan: Plan) -> dict[str, Any]:
         "seed": plan.suite.seed,
         "model": (plan.suite.model.repo or plan.suite.model.path) if plan.suite.model else None,
         "servers": {s.name: {"args": list(s.args), "env": dict(s.env), "gpus": s.gpus} for s in plan.suite.servers},
-        "scenarios": {s.name: {"kind": s.kind, "on": s.on} for s in plan.suite.scenarios},
+        "scenarios": {
+            s.name: {"kind": s.kind, "on": s.on, "units": {metric.name: metric.unit for metric in s.metrics()}}
+            for s in plan.suite.scenarios
+        },
     }
 
 
@@ -233,6 +237,9 @@ def build_report(state: RunState) -> dict[str, Any]:
     plan = state.plan
     by_name = {result.target: result for result in found}
     judged = state.created.purpose != "probe"
+    builds = [_build(state, index, found if judged else ()) for index in range(len(plan.builds))]
+    if not judged:  # the other builds of the file were never asked about
+        builds = [build for build in builds if build["starts"] or build["pull_failure"]]
     over = [start for start in state.starts if start.outcome is not None]
     reps = [rep for start in over for measurement in start.measurements for rep in measurement.reps]
     report: dict[str, Any] = {
@@ -264,9 +271,12 @@ def build_report(state: RunState) -> dict[str, Any]:
             "bad": plan.builds[plan.bad].name,
         },
         "targets": [_target(state, t, by_name[t.name]) for t in plan.suite.targets] if judged else [],
-        "builds": [_build(state, index, found if judged else ()) for index in range(len(plan.builds))],
+        "builds": builds,
     }
     report["variants"] = variants.moved(report, plan.suite)
+    if not judged:
+        code, reason = probing.answer(state, report)
+        report["exit_code"], report["reason"] = int(code), reason
     pass_env = {name for server in plan.suite.servers for name in server.pass_env}
     written: dict[str, str] = {}
     for env in (*(s.env for s in plan.suite.servers), *(b.overrides.env for b in plan.builds if b.overrides)):
@@ -276,20 +286,6 @@ def build_report(state: RunState) -> dict[str, Any]:
         places[plan.suite.model.path] = "<model>"
     scrubbed: dict[str, Any] = Scrubber(pass_env, written=written, places=places).value(report)
     return scrubbed
-
-
-def unmeasured(report: dict[str, Any]) -> list[str]:
-    """`server: scenario` of everything a probe set out to measure and could not; death in an OOM probe is a result."""
-    kinds = {name: scenario["kind"] for name, scenario in report["run"]["suite"]["scenarios"].items()}
-    missing = []
-    for start in (start for build in report["builds"] for start in build["starts"]):
-        found = {measurement["scenario"]: measurement for measurement in start["measurements"]}
-        for name in start["scenarios"]:
-            one = found.get(name)
-            died = one is not None and kinds[name] == "oom-probe" and "survived" in one["metrics"]
-            if one is None or not one["metrics"] or (one["failure"] is not None and not died):
-                missing.append(f"{start['server']}: {name}")
-    return missing
 
 
 def is_event(entry: dict[str, Any]) -> bool:

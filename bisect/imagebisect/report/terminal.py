@@ -4,31 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from imagebisect.report import wording
-
-SHOWN_FACTS = (
-    "version",
-    "commit",
-    "commit_contradiction",
-    "torch",
-    "cuda",
-    "flashinfer",
-    "transformers",
-    "triton",
-    "nccl",
-    "driver",
-    "architecture",
-    "attention_backend",
-    "gdn_prefill_kernel",
-    "model_runner",
-    "block_size",
-    "weights_mib",
-    "compile_s",
-    "graph_mib",
-    "init_engine_s",
-    "skipped_memory_profiling",
-)
-"""Facts that a probe prints, in this order; the JSON has all of them."""
+from imagebisect.report import probing, wording
 
 
 def render(report: dict[str, Any], *, where: str | None = None) -> str:
@@ -36,8 +12,7 @@ def render(report: dict[str, Any], *, where: str | None = None) -> str:
     run = report["run"]
     lines: list[str] = []
     if report["simulated"]:
-        lines.append("Simulated builds: this shows how the tool works, it is no measurement of any vLLM.")
-        lines.append("")
+        lines += [wording.SIMULATED, ""]
     if run["finished"] is None and run["purpose"] == "search":
         lines.append("UNFINISHED" + (f", stopped {run['stopped']}" if run["stopped"] else ""))
         lines.append("")
@@ -105,72 +80,70 @@ def _table(report: dict[str, Any]) -> list[str]:
     ] + note
 
 
-def render_probe(report: dict[str, Any]) -> str:
+def render_probe(report: dict[str, Any], *, where: str | None = None) -> str:
     """What a probe saw: facts, metrics and every rep with both clocks. It judges nothing."""
+    run = report["run"]
     lines: list[str] = []
+    if report["simulated"]:
+        lines += [wording.SIMULATED, ""]
+    if run["finished"] is None and run["purpose"] == "probe":
+        lines += ["UNFINISHED" + (f", stopped {run['stopped']}" if run["stopped"] else ""), ""]
     for build in report["builds"]:
         for start in build["starts"]:
-            facts = start["facts"]
-            lines.append(
-                f"{build['name']} on {start['server']}: {start['outcome']}"
-                + (f" ({start['cause']})" if start["cause"] else "")
-            )
-            if start["message"]:
-                lines.append(f"  {start['message']}")
-            pool = _pool(facts)
-            if pool:
-                lines.append(f"  KV pool: {pool}")
-            lines += [f"  {name}: {facts[name]}" for name in SHOWN_FACTS if name in facts]
-            if start["headroom"]:
-                lines.append(f"  {start['headroom']}")
-            if start["boot_s"] is not None:
-                lines.append(f"  ready after {start['boot_s']:.1f} s")
-            for measurement in start["measurements"]:
-                lines += _measurement(measurement)
+            lines += _start(report, build, start)
         if build["pull_failure"]:
             lines.append(f"{build['name']}: {build['pull_failure']}")
     for variant in report["variants"]:
         lines += ["", *_variant(variant)]
+    missing = probing.unmeasured_plain(report)
+    lines += ["", f"could not be measured: {', '.join(missing)}"] if missing else [""]
+    lines += [*wording.leftovers(report), wording.hardware(run["host"]), wording.effort(run)]
+    lines += [f"delta from the published suite: {delta}" for delta in run["deltas"]]
+    if where:
+        lines.append(f"run folder: {where}")
     return "\n".join(lines)
+
+
+def _start(report: dict[str, Any], build: dict[str, Any], start: dict[str, Any]) -> list[str]:
+    lines = [f"{build['name']} on {start['server']}: {probing.outcome(start)}"]
+    if start["message"] and not probing.in_scenario(start):
+        masked = f" (masked by {start['masked_by']})" if start["masked_by"] else ""
+        lines.append(f"  {start['message']}{masked}")
+    lines += [f"  {name}: {value}" for name, value in probing.facts(start)]
+    if start["headroom"]:
+        lines.append(f"  {start['headroom']}")
+    if start["boot_s"] is not None:
+        lines.append(f"  ready after {start['boot_s']:.1f} s")
+    for measurement in start["measurements"]:
+        lines.append(f"  {measurement['scenario']}: {probing.failed(measurement)}".rstrip())
+        lines += [f"    {name} = {value}" for name, value in probing.values(report, measurement)]
+        lines += [f"    {note}" for note in probing.notes(start, measurement)]
+        lines += [f"    {_rep(rep)}" for rep in measurement["reps"]]
+    return lines
+
+
+def _rep(rep: dict[str, Any]) -> str:
+    return (
+        f"C={rep['concurrency']} {probing.rep_name(rep)}: {rep['prompt_tokens']} tokens in, "
+        f"{rep['output_tokens']} out, client {rep['seconds']:.3f} s, server prefill {probing.prefill_s(rep)}, "
+        f"counted {rep['usage_prompt_tokens']}, cache hits {rep['cache_hit_tokens']}"
+        + (f", invalid: {rep['invalid']}" if rep["invalid"] else "")
+    )
 
 
 def _variant(variant: dict[str, Any]) -> list[str]:
     """What a variant moved, metric by metric."""
-    lines = [f"{variant['name']} is {variant['of']} with {', '.join(variant['changes'])}"]
-    if variant["failures"]:
-        lines.append(f"  it failed: {', '.join(variant['failures'])}")
-    rows = [["metric", variant["of"], variant["name"], "change"]]
-    for row in variant["metrics"]:
-        percent, change = row["change_percent"], row["change"]
-        moved = f"{percent:+.1f} %" if percent is not None else "" if change is None else f"{change:+,.6g}"
-        values = ["-" if row[key] is None else wording.number(row[key]) for key in ("value", "with_variant")]
-        rows.append([row["metric"], *values, moved])
+    lines = [probing.variant_head(variant)]
+    lines += [f"  {said}" for said in probing.variant_failures(variant)]
+    rows = probing.variant_rows(variant)
+    if not rows:
+        return lines
+    rows = [("metric", variant["of"], variant["name"], "change"), *rows]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return lines + [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    lines += [
+        "  " + "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
-
-
-def _pool(facts: dict[str, Any]) -> str:
-    """The KV pool as far as it is known, e.g. `4,096 MiB, 2,621 blocks, 2,037,881 tokens`."""
-    parts = []
-    if "kv_pool_bytes" in facts:
-        parts.append(f"{facts['kv_pool_bytes'] / 2**20:,.0f} MiB")
-    parts += [f"{facts[f'kv_pool_{unit}']:,} {unit}" for unit in ("blocks", "tokens") if f"kv_pool_{unit}" in facts]
-    return ", ".join(parts)
-
-
-def _measurement(measurement: dict[str, Any]) -> list[str]:
-    failure = measurement["failure"]
-    lines = [f"  {measurement['scenario']}:" + (f" {failure['cause']}: {failure['message']}" if failure else "")]
-    lines += [f"    {name} = {wording.number(value)}" for name, value in measurement["metrics"].items()]
-    for rep in measurement["reps"]:
-        kind = "warm-up" if rep["warmup"] else f"rep {rep['index'] + 1}"
-        server = rep["server_prefill_s"]
-        lines.append(
-            f"    C={rep['concurrency']} {kind}: {rep['prompt_tokens']} tokens in, {rep['output_tokens']} out, client {rep['seconds']:.3f} s, "
-            f"server prefill {'-' if server is None else f'{server:.3f} s'}, "
-            f"counted {rep['usage_prompt_tokens']}, cache hits {rep['cache_hit_tokens']}"
-            + (f", invalid: {rep['invalid']}" if rep["invalid"] else "")
-        )
-    return lines
+    lacks = probing.variant_lacks(variant)
+    if lacks:
+        lines.append(f"  no value with it: {', '.join(lacks)}")
+    return [*lines, f"  {probing.ONE_START}"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+SIMULATED = "Simulated builds: this shows how the tool works, it is no measurement of any vLLM."
+
 HEADLINES = {
     "confirmed": "first bad build located",
     "narrowed": "regressed, narrowed to suspects",
@@ -71,7 +73,7 @@ def hardware(host: dict[str, Any]) -> str:
 
 def started(report: dict[str, Any]) -> str:
     """How builds were started, in the words of their kind."""
-    first = report["builds"][0]
+    first: dict[str, Any] = next(iter(report["builds"]), {})
     if "image" in first:
         return "Each start was a fresh container of an image by digest"
     if "venv" in first:
@@ -79,15 +81,16 @@ def started(report: dict[str, Any]) -> str:
     return "Each start was a fresh process of the stand-in server"
 
 
-def builds(count: int) -> str:
-    """`1 build`, `5 builds`."""
-    return f"{count} build{'' if count == 1 else 's'}"
+def count(number: int, noun: str) -> str:
+    """`1 start`, `5 starts`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def effort(run: dict[str, Any]) -> str:
     """What the answer cost."""
     return (
-        f"{run['starts']} starts, {run['reps']} timed reps ({run['invalid_reps']} invalid), {builds(run['builds_started'])}, "
+        f"{count(run['starts'], 'start')}, {count(run['reps'], 'timed rep')} ({run['invalid_reps']} invalid), "
+        f"{count(run['builds_started'], 'build')}, "
         f"{size(run['pulled_bytes'])} pulled, {duration(run['start_seconds'])} in starts"
     )
 

@@ -26,7 +26,7 @@ from imagebisect.domain import Build, Identity, ImageSource, Rendered, Server
 from imagebisect.errors import EnvironmentFault
 from imagebisect.interrupt import StopFlag
 from imagebisect.outcome import Cause
-from imagebisect.runtime import pull, render
+from imagebisect.runtime import groups, pull, render
 from imagebisect.runtime.base import ExitState, PullProgress, StartSpec
 from imagebisect.runtime.groups import Owner
 from imagebisect.runtime.refusal import refusal
@@ -300,9 +300,9 @@ class DockerRuntime:
             raise
 
     def reap(self, run_id: str | None) -> tuple[str, ...]:
-        """See `Runtime`: by label; what a living process owns stays unless its run is named."""
+        """See `Runtime`: by label; what a living process owns stays unless its run is named. Commands go with it."""
+        removed = [*groups.reap(run_id)]
         client = self._client()
-        removed: list[str] = []
         try:
             with _daemon():
                 label = f"{LABEL}.owner" if run_id is None else f"{LABEL}.run={run_id}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import time
 from dataclasses import asdict, dataclass
@@ -87,9 +88,32 @@ class Owner:
         return start_ticks(self.pid) == self.ticks
 
 
+MARKER = "BISECT_COMMAND_ID"
+"""The env variable that marks the processes of a command."""
+
+
+def marked(marker: str) -> list[int]:
+    """Living processes whose env has this marker; none for an empty one. Those of other users cannot be read."""
+    if not marker:
+        return []
+    wanted = f"\0{MARKER}={marker}\0".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if wanted in b"\0" + (entry / "environ").read_bytes() + b"\0":
+                found.append(int(entry.name))
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A server's process group on record: `cache` is a folder that goes with it."""
+    """A process group on record: a server's, or a command's of the suite.
+
+    `cache` is a folder that goes with it. `marker` is in the env of all its processes, so that one which left the group
+    is found, too; empty for servers.
+    """
 
     run_id: str
     start_id: str
@@ -98,11 +122,15 @@ class Group:
     boot: str
     owner: str
     cache: str
+    marker: str = ""
 
     def members(self) -> list[int]:
         """Its living processes; empty when it is gone or the id is somebody else's now."""
         if self.boot != boot_id():
             return []
+        return sorted({*self._in_group(), *marked(self.marker)})
+
+    def _in_group(self) -> list[int]:
         leader = _stat(self.pgid)
         if leader is not None and leader[2] != self.ticks:
             return []
@@ -116,9 +144,14 @@ class Group:
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the whole group, if it is still ours."""
-        if self.members():
+        if self.boot != boot_id():
+            return
+        if self._in_group():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pgid, number)
+        for pid in marked(self.marker):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
 
     def kill(self) -> bool:
         """Kill it and wait until nobody is left; False when somebody stays."""
@@ -168,3 +201,25 @@ def on_record() -> list[Group]:
         except (OSError, ValueError, TypeError):
             continue
     return found
+
+
+def reap(run_id: str | None) -> tuple[str, ...]:
+    """End what is on record and has no living owner, of all runs or of one; of one run, also what this process left.
+
+    What another living process owns stays: two folders may hold a run of one name. Returns what was removed, in words.
+    """
+    this = Owner.this()
+    removed = []
+    for group in on_record():
+        owner = Owner.parse(group.owner)
+        ours = run_id is not None and owner == this
+        if (run_id is not None and group.run_id != run_id) or (owner is not None and owner.alive and not ours):
+            continue
+        if group.members():
+            if not group.kill():
+                continue
+            removed.append(f"process group {group.pgid} of start {group.start_id} of run {group.run_id}")
+        if group.cache:
+            shutil.rmtree(group.cache, ignore_errors=True)
+        strike_off(group)
+    return tuple(removed)

@@ -299,22 +299,5 @@ class ProcessRuntime:
         return env
 
     def reap(self, run_id: str | None) -> tuple[str, ...]:
-        """See `Runtime`: groups on record whose owner is dead; of one run, also what this process left.
-
-        What another living process owns stays: two folders may hold a run of one name.
-        """
-        this = groups.Owner.this()
-        removed = []
-        for group in groups.on_record():
-            owner = groups.Owner.parse(group.owner)
-            ours = run_id is not None and owner == this
-            if (run_id is not None and group.run_id != run_id) or (owner is not None and owner.alive and not ours):
-                continue
-            if group.members():
-                if not group.kill():
-                    continue
-                removed.append(f"process group {group.pgid} of start {group.start_id} of run {group.run_id}")
-            if group.cache:
-                shutil.rmtree(group.cache, ignore_errors=True)
-            groups.strike_off(group)
-        return tuple(removed)
+        """See `Runtime`: groups on record whose owner is dead; of one run, also what this process left."""
+        return groups.reap(run_id)

@@ -229,9 +229,27 @@ def _take_exception(scan: _Scan, line: LogLine) -> None:
     scan.exception_after_marker = bool(scan.marker_line)
 
 
-def _scan(log: Path, phase: Phase) -> _Scan:
+def _lines_before(log: Path, offset: int) -> int:
+    """Lines that end in the first `offset` bytes of a log."""
+    count = 0
+    try:
+        with log.open("rb") as stream:
+            while offset > 0 and (piece := stream.read(min(offset, loglines.CHUNK_BYTES))):
+                count += piece.count(b"\n")
+                offset -= len(piece)
+    except OSError:
+        pass
+    return count
+
+
+def _scan(log: Path, phase: Phase, since: int) -> _Scan:
     scan = _Scan()
+    survived = _lines_before(log, since)
     for line in loglines.read(log, wanted=WANTED):
+        if survived and line.number > survived:
+            # the server lived through all that was said so far
+            survived = 0
+            scan = _Scan(available_kv_mib=scan.available_kv_mib, started=scan.started)
         if signs.STARTED.search(line.text):
             scan.started = True
             if phase is Phase.REQUEST:
@@ -362,6 +380,7 @@ def classify(
     exit_state: ExitState | None,
     observed: str | None = None,
     fallback: Cause = Cause.UNKNOWN,
+    since: int = 0,
 ) -> Failure:
     """Name why a server failed.
 
@@ -371,8 +390,9 @@ def classify(
         exit_state: how it ended, None while it still runs.
         observed: what the caller saw (`HTTP 500`, `no answer in 30 s`).
         fallback: the cause where the server runs on and its log shows nothing.
+        since: bytes of the log that the server is known to have survived; nothing in them is why it failed later.
     """
-    scan = _scan(log, phase)
+    scan = _scan(log, phase, since)
     cause, message, details, line = _judge(scan, phase, exit_state, observed, fallback)
     if observed:
         details = {**details, "observed": observed[:LONGEST_MESSAGE]}
