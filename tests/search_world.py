@@ -84,7 +84,7 @@ def walk(question: Question, answers: Mapping[str, Answer], *, limit: int = 500)
         question = replace(
             question,
             evidence=tuple(
-                _observed(evidence, probe, answers[evidence.target.name])
+                _observed(evidence, probe, answers[evidence.target.name], len(probes))
                 if evidence.server == probe.server and evidence.target.scenario in probe.scenarios
                 else evidence
                 for evidence in question.evidence
@@ -93,7 +93,8 @@ def walk(question: Question, answers: Mapping[str, Answer], *, limit: int = 500)
     return Walk(question, standings(question), tuple(probes))
 
 
-def _observed(evidence: Evidence, probe: Probe, answer: Answer) -> Evidence:
+def _observed(evidence: Evidence, probe: Probe, answer: Answer, number: int) -> Evidence:
     seen = evidence.observations.get(probe.build, ())
     fresh = answer(probe.build, len(seen))
+    fresh = replace(fresh, at=number, confirming=probe.confirms.get(evidence.target.name))
     return replace(evidence, observations={**evidence.observations, probe.build: (*seen, fresh)})

@@ -456,13 +456,14 @@ class LevelSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A change of verdict between two neighbours that were measured (build indices)."""
+    """A change of verdict between two neighbours that were measured (build indices); the change is signed as measured."""
 
     last: int
     first: int
     before: Verdict
     after: Verdict
     suspects: tuple[int, ...]
+    change_percent: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -488,3 +489,4 @@ class TargetResult:
     anchor_good: float | None = None
     anchor_bad: float | None = None
     threshold: float | None = None
+    confidence: float | None = None

@@ -6,10 +6,13 @@ were cut short, that failed for a transient or a host cause, or that the host is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import median
 
-from imagebisect.domain import Failure, Target, Verdict
+from imagebisect.domain import Failure, Measurement, Target, Verdict
+from imagebisect.noise import Noise
 from imagebisect.outcome import Cause, Effect, effect, is_own
 from imagebisect.scenario import MetricKind
 from imagebisect.state import RunState, StartRecord
@@ -18,10 +21,17 @@ from imagebisect.verdict import DIED
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """One start's word on one target. `value` in the metric's unit, or None with the `cause`."""
+    """One start's word on one target. `value` in the metric's unit, or None with the `cause`.
+
+    `reps` are the values that it was made of where they are known, `at` the start's number in the run, and
+    `confirming` the (last good, first bad) pair that the start was to confirm for this target.
+    """
 
     value: float | None
     cause: str | None = None
+    reps: tuple[float, ...] = ()
+    at: int = 0
+    confirming: tuple[int, int] | None = None
 
     @property
     def own(self) -> bool:
@@ -31,12 +41,16 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """All observations of one target, by build index in the order of the starts, and verdicts set by hand."""
+    """All observations of one target, by build index in the order of the starts, and verdicts set by hand.
+
+    `noise` is this host's, where it was profiled.
+    """
 
     target: Target
     server: str
     observations: Mapping[int, tuple[Observation, ...]] = field(default_factory=dict)
     marks: Mapping[int, Verdict] = field(default_factory=dict)
+    noise: Noise | None = None
 
     def values(self, build: int) -> tuple[float, ...]:
         """The values of a build's starts."""
@@ -49,13 +63,23 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Everything the search decides on. `names` and `lines` are per build, `good < bad` the anchors."""
+    """Everything the search decides on. `names` and `lines` are per build, `good < bad` the anchors.
+
+    `costs` are the seconds that a start of each build is expected to take (empty: all alike). `spent`: the budget is
+    used up, so that every open target ends with what it has.
+    """
 
     names: tuple[str, ...]
     lines: tuple[str, ...]
     good: int
     bad: int
     evidence: tuple[Evidence, ...]
+    costs: tuple[float, ...] = ()
+    spent: bool = False
+
+    def cost(self, build: int) -> float:
+        """What a start of a build costs, in seconds or in any unit that all share."""
+        return max(self.costs[build], 1e-3) if self.costs else 1.0
 
 
 def _from_failure(failure: Failure, kind: MetricKind) -> Observation | None:
@@ -68,8 +92,26 @@ def _from_failure(failure: Failure, kind: MetricKind) -> Observation | None:
             return None
 
 
-def observe(start: StartRecord, target: Target) -> Observation | None:
-    """What one start says about a target; None when it says nothing."""
+def _placed(seen: Observation | None, start: StartRecord, target: Target, at: int) -> Observation | None:
+    return replace(seen, at=at, confirming=start.intended.confirms.get(target.name)) if seen else None
+
+
+def _reps(measurement: Measurement, target: Target, value: float) -> tuple[float, ...]:
+    """The reps whose median a target's value is; none where that cannot be told."""
+    counted = [rep for rep in measurement.reps if not rep.warmup and rep.invalid is None and rep.value is not None]
+    group, _, _ = target.metric.name.partition(".")
+    if group[:1] == "c" and group[1:].isdigit():
+        counted = [rep for rep in counted if rep.concurrency == int(group[1:])]
+    elif group[:1] == "t" and group[1:].isdigit():
+        counted = [rep for rep in counted if rep.prompt_tokens == int(group[1:])]
+    else:
+        return ()
+    values = tuple(rep.value for rep in counted if rep.value is not None)
+    return values if values and math.isclose(median(values), value, rel_tol=1e-6) else ()
+
+
+def observe(start: StartRecord, target: Target, at: int = 0) -> Observation | None:
+    """What one start says about a target; None when it says nothing. `at` is the start's number in the run."""
     if start.void or target.scenario not in start.intended.scenarios:
         return None
     kind = target.metric.kind
@@ -78,13 +120,32 @@ def observe(start: StartRecord, target: Target) -> Observation | None:
         value = measurement.metrics.get(target.metric.name)
         if value is not None:
             cause = measurement.failure.cause if measurement.failure and kind is MetricKind.EVENT else None
-            return Observation(value=value, cause=cause)
+            return Observation(
+                value=value,
+                cause=cause,
+                reps=_reps(measurement, target, value),
+                at=at,
+                confirming=start.intended.confirms.get(target.name),
+            )
         if measurement.failure is not None:
-            return _from_failure(measurement.failure, kind)
+            return _placed(_from_failure(measurement.failure, kind), start, target, at)
         return Observation(value=None, cause=Cause.INVALID_MEASUREMENT)
     if start.outcome == "failed" and start.failure is not None:
-        return _from_failure(start.failure, kind)
+        return _placed(_from_failure(start.failure, kind), start, target, at)
     return None
+
+
+def _costs(state: RunState) -> tuple[float, ...]:
+    """Expected seconds of a start of each build: pulling it, unless it is here, and a start as they went so far."""
+    over = [start.seconds for start in state.starts if start.outcome == "measured"]
+    pulls = list(state.pull_seconds.values())
+    if not over or not pulls:
+        return ()
+    pull, run = sum(pulls) / len(pulls), sum(over) / len(over)
+    # to a tenth of a start: the last second of a clock is no reason to prefer a build
+    unit = max(run / 10, 1e-3)
+    away, here = round((pull + run) / unit), round(run / unit)
+    return tuple(float(here if build.index in state.identities else away) for build in state.plan.builds)
 
 
 def question(state: RunState) -> Question:
@@ -98,10 +159,10 @@ def question(state: RunState) -> Question:
             seen = _from_failure(failure, target.metric.kind)
             if seen is not None:
                 observations[build] = (seen,)
-        for start in state.starts:
+        for number, start in enumerate(state.starts, start=1):
             if start.intended.server != server:
                 continue
-            seen = observe(start, target)
+            seen = observe(start, target, number)
             if seen is not None:
                 build = start.intended.build
                 observations[build] = (*observations.get(build, ()), seen)
@@ -113,4 +174,5 @@ def question(state: RunState) -> Question:
         good=plan.good,
         bad=plan.bad,
         evidence=tuple(evidence),
+        costs=_costs(state),
     )

@@ -226,6 +226,7 @@ def run_start(
             rendered=rendered,
             baseline=baseline,
             host_fingerprint=host,
+            confirms=probe.confirms,
         )
     )
     began = time.monotonic()

@@ -60,7 +60,10 @@ class BuildPresent:
 
 @dataclass(frozen=True, kw_only=True)
 class StartIntended:
-    """Written before anything is created, so that an orphan can always be found by name."""
+    """Written before anything is created, so that an orphan can always be found by name.
+
+    `confirms` holds, by target, the (last good, first bad) pair that this start is to confirm.
+    """
 
     event: Literal["start_intended"] = "start_intended"
     start_id: str
@@ -73,6 +76,7 @@ class StartIntended:
     rendered: Rendered
     baseline: tuple[CardMemory, ...] = ()
     host_fingerprint: str | None = None
+    confirms: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

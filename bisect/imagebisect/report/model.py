@@ -125,7 +125,7 @@ def _target(state: RunState, target: Target, found: TargetResult) -> dict[str, A
         "role": target.role.value,
         "status": found.status.value if found.status else None,
         "reason": found.reason,
-        "confidence": None,
+        "confidence": found.confidence,
         "sentence": found.sentence,
         "metric": target.metric_path,
         "kind": target.metric.kind.value,
@@ -159,6 +159,7 @@ def _target(state: RunState, target: Target, found: TargetResult) -> dict[str, A
                 "before": step.before.value,
                 "after": step.after.value,
                 "suspects": [names[build] for build in step.suspects],
+                "change_percent": step.change_percent,
             }
             for step in found.steps
         ],

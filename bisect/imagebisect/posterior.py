@@ -1,0 +1,281 @@
+"""Which build is the first bad one? The posterior over a range, fed by robust evidence of each start. Pure.
+
+A start counts for the logarithm of how much better it fits the good level than the bad one; what speaks for bad is
+capped by how often a good build starts slow. Levels and noise are learned from the same starts (EM, four rounds).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from imagebisect.domain import Verdict
+from imagebisect.noise import BETWEEN_DF, slow_share, start_value, within_variance
+from imagebisect.scale import Scale
+
+Floats = NDArray[np.float64]
+
+ROUNDS = 4
+OUTLIERS = 0.04
+"""Share of starts that agree with neither level, for reasons of their own."""
+
+OFF_LEVEL = 0.04
+"""Builds need not sit exactly on a level: the standard deviation of where they do, as a share of the effect."""
+
+DECIDED = math.log(19.0)
+"""Evidence (natural logarithm of the odds) that makes a verdict of one build."""
+
+GOOD_CAP = 9.0
+"""One start never says more than this for good: a start can look fast by mistake too."""
+
+FAR = 4.5
+"""A start so many standard deviations from both levels belongs to neither."""
+
+AGREE = 6.0
+"""Starts of one build within so many standard deviations of each other agree on a level of their own."""
+
+DRIFT_STARTS = 6
+DRIFT_SD = 0.001
+"""A drift per start is learned from so many starts on, and expected to be of this size (share of a value)."""
+
+DRIFT_T = 3.0
+"""A drift is believed from this t on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """One start's word: the build, its reps on the scale, its number among all starts, and what it was to confirm."""
+
+    build: int
+    reps: tuple[float, ...]
+    at: int = 0
+    confirming: tuple[int, int] | None = None
+
+    @property
+    def place(self) -> float:
+        """The start's value."""
+        return start_value(self.reps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """The posterior over a range of builds and what it rests on. Places are on the scale, without the drift."""
+
+    low: int
+    high: int
+    starts: tuple[Start, ...]
+    places: Floats
+    good: float
+    bad: float
+    between: float
+    within: float
+    df: float
+    good_error: float
+    bad_error: float
+    spread: Floats
+    slow: float
+    drift: float
+    evidence: Floats
+    per_build: Floats
+    posterior: Floats
+    chance_bad: Floats
+
+    @property
+    def effect(self) -> float:
+        """The good level less the bad one."""
+        return self.good - self.bad
+
+    def of(self, build: int) -> list[int]:
+        """The positions of a build's starts."""
+        return [number for number, start in enumerate(self.starts) if start.build == build]
+
+    def mass(self, low: int, high: int) -> float:
+        """The chance that the first bad build lies in (low, high]."""
+        return float(self.posterior[low - self.low : high - self.low].sum())
+
+    def far(self, number: int) -> bool:
+        """Whether a start agrees with neither level."""
+        place, apart = self.places[number], FAR * self.spread[number]
+        to_good = abs(place - self.good) > math.hypot(apart, FAR * self.good_error)
+        return bool(to_good and abs(place - self.bad) > math.hypot(apart, FAR * self.bad_error))
+
+    def far_off(self, build: int) -> tuple[bool, bool]:
+        """(a level of its own, wants another start to tell) of one build."""
+        own = self.of(build)
+        off = [number for number in own if self.far(number)]
+        if len(off) * 2 <= len(own):
+            return False, False
+        if len(own) == 1:
+            return False, True
+        places = [float(self.places[number]) for number in off]
+        clean = math.sqrt(self.between**2 + self.within**2)
+        if len(off) >= 2 and max(places) - min(places) <= AGREE * clean:
+            return True, False
+        return False, len(own) < 3
+
+    def verdict(self, build: int) -> Verdict:
+        """A build's verdict from its own starts alone."""
+        if not self.of(build):
+            return Verdict.UNCLEAR
+        weight = float(self.per_build[build - self.low])
+        if self.far_off(build)[0]:
+            return Verdict.OTHER
+        return Verdict.GOOD if weight >= DECIDED else Verdict.BAD if weight <= -DECIDED else Verdict.UNCLEAR
+
+
+@lru_cache(maxsize=4096)
+def _t_constant(df: float) -> float:
+    return math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
+
+
+def student(z: Floats, df: float) -> Floats:
+    """The density of Student's t."""
+    density: Floats = _t_constant(df) * (1.0 + z * z / df) ** (-(df + 1) / 2)
+    return density
+
+
+def _odd(scale: Scale, places: Floats, level: float) -> Floats:
+    """The density of starts that lie away from their level for reasons of their own: below it, mostly."""
+    width = scale.slow_reach + scale.fast_reach
+    near = (places > level - scale.slow_reach) & (places < level + scale.fast_reach)
+    return np.where(near, 1.0 / width, 1e-9 / width)
+
+
+def _middle(values: Sequence[float]) -> float:
+    return float(np.median(values)) if values else math.nan
+
+
+class _Em:
+    """The rounds of expectation and maximisation over one range."""
+
+    def __init__(
+        self, starts: Sequence[Start], low: int, high: int, scale: Scale, marks: Mapping[int, Verdict]
+    ) -> None:
+        self.low, self.high, self.scale, self.starts = low, high, scale, tuple(starts)
+        self.size = high - low + 1
+        self.builds = np.array([start.build - low for start in starts], dtype=np.intp)
+        self.raw = np.array([start.place for start in starts], dtype=np.float64)
+        self.reps = np.array([len(start.reps) for start in starts], dtype=np.float64)
+        at = np.array([start.at for start in starts], dtype=np.float64)
+        self.at = at - at.mean() if len(at) else at
+        self.within = within_variance([start.reps for start in starts], scale.noise)
+        self.marked = np.zeros(self.size)
+        for build, verdict in marks.items():
+            if low < build < high and verdict in (Verdict.GOOD, Verdict.BAD):
+                self.marked[build - low] = 60.0 if verdict is Verdict.GOOD else -60.0
+        self.between = scale.noise.between**2
+        self.df = BETWEEN_DF
+        self.good = _middle(self._of(low))
+        self.bad = _middle(self._of(high))
+        by_build: dict[int, list[float]] = {}
+        for start, place in zip(starts, self.raw, strict=True):
+            by_build.setdefault(start.build, []).append(float(place))
+        apart = max(0.4 * (self.good - self.bad), 5 * scale.noise.between)
+        self.slow = min(slow_share(by_build.values(), apart, scale.noise), 0.45)
+        self.weights = (1.0, 1.0)
+        self.drift = 0.0
+        self.drift_t = 0.0
+
+    def _of(self, build: int) -> list[float]:
+        return [float(place) for place, start in zip(self.raw, self.starts, strict=True) if start.build == build]
+
+    def step(self, *, learn: bool, drifting: bool) -> None:
+        """One round: what the starts say given the levels, then (unless it is the last) the levels given that."""
+        scale = self.scale
+        places = self.raw - self.drift * self.at if self.drift else self.raw
+        effect = self.good - self.bad
+        self.variance = self.between + self.within / self.reps + (OFF_LEVEL * effect) ** 2
+        typical = float(self.variance.mean())
+        spread_good = np.sqrt(self.variance + typical / self.weights[0])
+        spread_bad = np.sqrt(self.variance + typical / self.weights[1])
+        in_good = (1 - OUTLIERS) * student((places - self.good) / spread_good, self.df) / spread_good
+        in_bad = (1 - OUTLIERS) * student((places - self.bad) / spread_bad, self.df) / spread_bad
+        like_good = in_good + OUTLIERS * _odd(scale, places, self.good)
+        like_bad = in_bad + OUTLIERS * _odd(scale, places, self.bad)
+        self.evidence = np.clip(np.log(like_good) - np.log(like_bad), -math.log((1 - self.slow) / self.slow), GOOD_CAP)
+        self.per_build = np.bincount(self.builds, self.evidence, minlength=self.size) + self.marked
+        log_post = np.cumsum(self.per_build[:-1]) - self.per_build[0]
+        post = np.exp(log_post - log_post.max())
+        self.post = post / post.sum()
+        self.chance_bad = np.concatenate(([0.0], np.minimum(np.cumsum(self.post), 1.0)))
+        self.chance_bad[-1] = 1.0
+        if not learn:
+            return
+        bad = self.chance_bad[self.builds]
+        of_good = (1 - bad) * in_good / like_good
+        of_bad = bad * in_bad / like_bad
+        self._levels(of_good, of_bad, drifting=drifting)
+
+    def _levels(self, of_good: Floats, of_bad: Floats, *, drifting: bool) -> None:
+        precision = 1.0 / self.variance
+        sums, means, pulls, turns = [], [], [], []
+        for share in (of_good, of_bad):
+            weight = share * precision
+            total = float(weight.sum()) or 1e-12
+            mean, when = float(weight @ self.raw) / total, float(weight @ self.at) / total
+            sums.append(float(share.sum()))
+            means.append((mean, when))
+            turns.append(float(weight @ (self.at - when) ** 2))
+            pulls.append(float(weight @ ((self.at - when) * (self.raw - mean))))
+        if drifting:
+            size = 1.0 if self.scale.slow_reach < 1 else self.scale.slow_reach
+            curve = sum(turns) + 1.0 / (DRIFT_SD * size) ** 2
+            self.drift = sum(pulls) / curve
+            self.drift_t = self.drift * math.sqrt(curve)
+        if min(sums) > 1e-3:
+            self.good = means[0][0] - self.drift * means[0][1]
+            self.bad = means[1][0] - self.drift * means[1][1]
+        self.weights = (max(sums[0], 0.5), max(sums[1], 0.5))
+        places = self.raw - self.drift * self.at
+        squares = float(of_good @ (places - self.good) ** 2 + of_bad @ (places - self.bad) ** 2)
+        squares = max(squares - float((of_good + of_bad) @ (self.within / self.reps)), 0.0)
+        self.df = BETWEEN_DF + max(sum(sums) - 2, 0.0)
+        self.between = (BETWEEN_DF * self.scale.noise.between**2 + squares) / self.df
+
+    def run(self, *, drifting: bool) -> None:
+        for _ in range(ROUNDS):
+            self.step(learn=True, drifting=drifting)
+        self.step(learn=False, drifting=drifting)
+
+    def fit(self) -> Fit:
+        typical = float(self.variance.mean())
+        return Fit(
+            low=self.low,
+            high=self.high,
+            starts=self.starts,
+            places=self.raw - self.drift * self.at,
+            good=self.good,
+            bad=self.bad,
+            between=math.sqrt(self.between),
+            within=math.sqrt(self.within),
+            df=self.df,
+            good_error=math.sqrt(typical / self.weights[0]),
+            bad_error=math.sqrt(typical / self.weights[1]),
+            spread=np.sqrt(self.variance),
+            slow=self.slow,
+            drift=self.drift,
+            evidence=self.evidence,
+            per_build=self.per_build,
+            posterior=self.post,
+            chance_bad=self.chance_bad,
+        )
+
+
+def fit(starts: Sequence[Start], low: int, high: int, scale: Scale, marks: Mapping[int, Verdict] | None = None) -> Fit:
+    """The posterior over (low, high] from all starts in the range; both ends must have one.
+
+    A common drift per start is learned from six starts on and used only where it is plain.
+    """
+    inside = [start for start in starts if low <= start.build <= high]
+    plain = _Em(inside, low, high, scale, marks or {})
+    plain.run(drifting=False)
+    if len(inside) < DRIFT_STARTS or not np.ptp(plain.at):
+        return plain.fit()
+    drifting = _Em(inside, low, high, scale, marks or {})
+    drifting.run(drifting=True)
+    return drifting.fit() if abs(drifting.drift_t) > DRIFT_T else plain.fit()

@@ -1,0 +1,64 @@
+"""How many reps a start takes of one target: one when it is fast, more when it is slow, never more than three. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from imagebisect.posterior import OFF_LEVEL, Fit
+from imagebisect.scale import Scale
+
+MOST_REPS = 3
+SURE = 3.0
+"""A rep this many standard deviations from a level still belongs to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepRule:
+    """When a start's reps are enough. Without levels (`fast` None) every start takes MOST_REPS.
+
+    `fast` is the place from which on the first rep is believed, `bad` the range in which a slow first rep is
+    (None: never), `agree` how far two reps may lie apart.
+    """
+
+    scale: Scale | None = None
+    most: int = MOST_REPS
+    fast: float | None = None
+    bad: tuple[float, float] | None = None
+    agree: float = 0.0
+
+    def enough(self, values: Sequence[float]) -> bool:
+        """Whether the start has said what it can; `values` are its reps in the metric's unit, oldest first."""
+        if len(values) >= self.most:
+            return True
+        if self.scale is None or self.fast is None or not values:
+            return False
+        places = [self.scale.place(value) for value in values]
+        if len(places) == 1:
+            tight = self.bad is not None and self.bad[0] <= places[0] <= self.bad[1]
+            return places[0] >= self.fast or tight
+        return max(places) - min(places) <= self.agree
+
+
+ONE_REP = RepRule(most=1)
+CALIBRATING = RepRule()
+
+
+def rule_of(fit: Fit, scale: Scale) -> RepRule:
+    """The rule once the levels are known.
+
+    A slow rep is believed at once only where the effect is so large against the noise that an odd rep would hardly
+    land on the bad level by chance.
+    """
+    spread = math.sqrt(fit.between**2 + fit.within**2 + (OFF_LEVEL * fit.effect) ** 2)
+    middle = (fit.good + fit.bad) / 2
+    bad = None
+    if fit.effect > 20 * spread and fit.effect > scale.slow_reach / 2:
+        bad = (fit.bad - 2 * spread, fit.bad + 2 * spread)
+    return RepRule(
+        scale=scale,
+        fast=max(middle, fit.good - SURE * spread),
+        bad=bad,
+        agree=max(4 * fit.within, OFF_LEVEL * fit.effect),
+    )
