@@ -23,9 +23,10 @@ LARGE_ENOUGH = 0.8
 """An effect counts from this share of the floor on: its own estimate is noisy."""
 
 DOUBTED = 0.4
-"""Starts of one end that lie farther apart than this share of the effect cast doubt on it."""
+"""Two starts of one end that lie farther apart than this share of the effect cast doubt on it."""
 
-_ROBUST_DF = 3.0
+ODD = 0.05
+"""Share of starts that are odd for reasons of their own."""
 
 
 class Ends(StrEnum):
@@ -67,18 +68,35 @@ def quantile(p: float, df: float) -> float:
     return _quantile(p, max(5, round(df * 10)))
 
 
-def _location(values: Sequence[float], spread: float) -> tuple[float, float, float]:
-    """(location, effective number, weighted squares) of one side, odd starts weighed down (t with 3 df)."""
+def _median(values: Sequence[float]) -> float:
     ordered = sorted(values)
     count = len(ordered)
-    middle = ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2
-    weights = [1.0] * count
-    if count > 2:
+    return ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2
+
+
+def _location(values: Sequence[float], spread: float, width: float) -> tuple[float, float, float]:
+    """(location, effective number, weighted squares) of one side; odd starts count by their chance of being none.
+
+    Two starts that disagree are left to disagree: nobody knows which is the odd one.
+    """
+    middle, weights = _median(values), [1.0] * len(values)
+    if len(values) > 2:
+        odd = ODD / (1 - ODD) * math.sqrt(2 * math.pi) * spread / width
         for _ in range(5):
-            weights = [min(1.0, (_ROBUST_DF + 1) / (_ROBUST_DF + ((v - middle) / spread) ** 2)) for v in ordered]
-            middle = sum(w * v for w, v in zip(weights, ordered, strict=True)) / sum(weights)
-    squares = sum(w * (v - middle) ** 2 for w, v in zip(weights, ordered, strict=True))
+            weights = [1 / (1 + odd * math.exp(min(((v - middle) / spread) ** 2 / 2, 60.0))) for v in values]
+            total = sum(weights)
+            if total < 1:
+                return _median(values), float(len(values)), sum((v - _median(values)) ** 2 for v in values)
+            middle = sum(w * v for w, v in zip(weights, values, strict=True)) / total
+    squares = sum(w * (v - middle) ** 2 for w, v in zip(weights, values, strict=True))
     return middle, sum(weights), squares
+
+
+def _rough_spread(sides: Sequence[Sequence[float]]) -> float:
+    """The spread of starts by the median of their distances, that half of them may be odd without harm; 0: unknown."""
+    distances = [abs(v - _median(side)) for side in sides if len(side) > 2 for v in side]
+    kept = sorted(distances)[sum(len(side) > 2 for side in sides) :]
+    return 1.4826 * _median(kept) if kept else 0.0
 
 
 def difference(
@@ -91,8 +109,10 @@ def difference(
     prior = scale.noise.between**2 + within * sum(1 / n for n in reps) / len(reps)
     variance = prior
     sides = [[start.place for start in side] for side in (good, bad)]
+    variance = max(variance, _rough_spread(sides) ** 2)
+    width = scale.slow_reach + scale.fast_reach
     for _ in range(4):
-        found = [_location(side, math.sqrt(variance)) for side in sides]
+        found = [_location(side, math.sqrt(variance), width) for side in sides]
         effective = sum(count for _, count, _ in found)
         df = prior_df + max(effective - 2, 0.0)
         variance = (prior_df * prior + sum(squares for _, _, squares in found)) / df
@@ -101,13 +121,8 @@ def difference(
 
 
 def _doubted(side: Sequence[Start], effect: float) -> bool:
-    """Whether one end's starts disagree; one odd start is outvoted by two that agree."""
-    places = sorted(start.place for start in side)
-    if len(places) < 2:
-        return False
-    needed = len(places) // 2 + 1
-    closest = min(places[i + needed - 1] - places[i] for i in range(len(places) - needed + 1))
-    return closest > DOUBTED * abs(effect)
+    """Whether an end's two starts disagree; from three on the robust comparison sees to that itself."""
+    return len(side) == 2 and abs(side[0].place - side[1].place) > DOUBTED * abs(effect)
 
 
 def compare(good: Sequence[Start], bad: Sequence[Start], scale: Scale) -> tuple[Ends, Difference]:

@@ -41,6 +41,10 @@ LUCK_BAD = 0.005
 LOOKS = 6
 """Starts of one build for searching."""
 
+MOST_FIXED = 20
+MOST_PER_HALVING = 6.0
+"""Starts with a value that a range may have: so many, and so many for each halving."""
+
 ODD_WEIGHT = 1.5
 """A start on the wrong side of a pair by so much evidence contradicts it."""
 
@@ -150,11 +154,20 @@ class Inquiry:
         failures = self.evidence.failures(build)
         return any(failure.own for failure in failures) or len(failures) >= TRIES
 
-    def untestable(self, build: int) -> bool:
-        """Whether a build has no value and will have none."""
+    def _gone(self, build: int) -> bool:
         if build in self.marks:
             return self.marks[build] is Verdict.SKIP
         return not self.evidence.values(build) and self.given_up(build)
+
+    @cached_property
+    def gone(self) -> frozenset[int]:
+        """Builds that have no value and will have none."""
+        asked = {*self.evidence.observations, *self.marks}
+        return frozenset(build for build in asked if self._gone(build))
+
+    def untestable(self, build: int) -> bool:
+        """Whether a build has no value and will have none."""
+        return build in self.gone
 
     def can_start(self, build: int) -> bool:
         """Whether another start of it may say something."""
@@ -215,12 +228,16 @@ class Inquiry:
         if low >= high or not self.starts.get(low) or not self.starts.get(high):
             return []
         found = self.between(low, high, known)
-        if abs(found.drop) < LARGE_ENOUGH * self.scale.floor or abs(found.t) <= quantile(0.995, found.df):
+        if abs(found.drop) < LARGE_ENOUGH * self.scale.floor:
             return []
+        # one start that stands off is asked again before it counts for or against anything
         for build in sorted((low, high), key=lambda b: len(self.starts[b])):
-            if len(self.starts[build]) < 2 and self.can_start(build):
+            alone = len(self.starts[build]) < 2 and self.can_start(build)
+            if alone and abs(found.t) > quantile(0.975, found.df):
                 why = f"{self.name(low)} and {self.name(high)} differ: {self.name(build)} is started again"
                 return [self._wish(build, "steps", why, (low, high), known)]
+        if abs(found.t) <= quantile(0.995, found.df):
+            return []
         if found.drop < 0:
             return [Contradiction(build=high, last=low, first=high)]
         return self.resolve(low, high)
@@ -238,6 +255,10 @@ class Inquiry:
 
     def _odd_level(self, low: int, high: int, belief: Fit) -> Wish | int | None:
         """A build at a level of its own, or the wish to start one again that may be."""
+        for end, held in ((low, belief.good_held), (high, belief.bad_held)):
+            if held and len(self.starts[end]) < 2 and self.can_start(end):
+                why = f"other builds agree among themselves and not with {self.name(end)}: it is started again"
+                return self._wish(end, "recheck", why, (low, high), belief)
         again = None
         for build in range(low + 1, high):
             if build in self.marks or build not in self.starts:
@@ -254,9 +275,11 @@ class Inquiry:
 
     def _settle(self, low: int, high: int, belief: Fit | Survival) -> Piece:
         """The pair of a range: confirmed, or what to start for it."""
-        separators = [b for b in range(low, high + 1) if b in (low, high) or not self.untestable(b)]
+        separators = [b for b in range(low, high + 1) if b in (low, high) or b not in self.gone]
         last, first = max(pairwise(separators), key=lambda pair: (round(belief.mass(*pair), 12), -pair[0]))
         chance = belief.mass(last, first)
+        if self._spent(low, high):
+            return self._suspects(separators, belief, "noise", "so many starts did not settle it")
         if chance < SETTLED:
             wish = self._search(low, high, belief, separators)
             return wish or self._suspects(separators, belief, "noise", "starts of one build disagree too much")
@@ -266,6 +289,13 @@ class Inquiry:
         if isinstance(belief, Fit):
             return self._confirm(last, first, chance, belief, separators)
         return self._confirm_event(last, first, chance, belief, separators)
+
+    def _spent(self, low: int, high: int) -> bool:
+        """Whether a range has had all the starts it may have."""
+        if self.event:
+            return False
+        count = sum(len(own) for build, own in self.starts.items() if low <= build <= high)
+        return count >= MOST_FIXED + MOST_PER_HALVING * math.log2(max(high - low, 2))
 
     def _suspects(self, separators: Sequence[int], belief: Fit | Survival, reason: str, detail: str) -> Found:
         """The smallest stretch of pairs that holds the first bad build almost surely."""

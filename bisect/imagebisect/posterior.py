@@ -39,6 +39,9 @@ FAR = 4.5
 AGREE = 6.0
 """Starts of one build within so many standard deviations of each other agree on a level of their own."""
 
+HELD = 3.0
+"""A level stays within so many standard errors of the starts of its own end."""
+
 DRIFT_STARTS = 6
 DRIFT_SD = 0.001
 """A drift per start is learned from so many starts on, and expected to be of this size (share of a value)."""
@@ -64,7 +67,10 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """The posterior over a range of builds and what it rests on. Places are on the scale, without the drift."""
+    """The posterior over a range of builds and what it rests on. Places are on the scale, without the drift.
+
+    A level is `held` where the builds that seem to share it are off from what its own end says.
+    """
 
     low: int
     high: int
@@ -77,6 +83,8 @@ class Fit:
     df: float
     good_error: float
     bad_error: float
+    good_held: bool
+    bad_held: bool
     spread: Floats
     slow: float
     drift: float
@@ -178,6 +186,7 @@ class _Em:
         apart = max(0.4 * (self.good - self.bad), 5 * scale.noise.between)
         self.slow = min(slow_share(by_build.values(), apart, scale.noise), 0.45)
         self.weights = (1.0, 1.0)
+        self.good_held = self.bad_held = False
         self.drift = 0.0
         self.drift_t = 0.0
 
@@ -228,14 +237,24 @@ class _Em:
             self.drift = sum(pulls) / curve
             self.drift_t = self.drift * math.sqrt(curve)
         if min(sums) > 1e-3:
-            self.good = means[0][0] - self.drift * means[0][1]
-            self.bad = means[1][0] - self.drift * means[1][1]
+            self.good, self.good_held = self._near(self.low, means[0][0] - self.drift * means[0][1])
+            self.bad, self.bad_held = self._near(self.high, means[1][0] - self.drift * means[1][1])
         self.weights = (max(sums[0], 0.5), max(sums[1], 0.5))
         places = self.raw - self.drift * self.at
         squares = float(of_good @ (places - self.good) ** 2 + of_bad @ (places - self.bad) ** 2)
         squares = max(squares - float((of_good + of_bad) @ (self.within / self.reps)), 0.0)
         self.df = BETWEEN_DF + max(sum(sums) - 2, 0.0)
         self.between = (BETWEEN_DF * self.scale.noise.between**2 + squares) / self.df
+
+    def _near(self, end: int, level: float) -> tuple[float, bool]:
+        """A level, held to what its own end says: builds that agree among themselves do not carry it away."""
+        own = self.builds == end - self.low
+        places = self.raw[own] - self.drift * self.at[own]
+        middle = float(np.median(places))
+        reach = HELD * math.sqrt(float(self.variance[own].mean()) / len(places))
+        if abs(level - middle) <= reach:
+            return level, False
+        return middle, True
 
     def run(self, *, drifting: bool) -> None:
         for _ in range(ROUNDS):
@@ -256,6 +275,8 @@ class _Em:
             df=self.df,
             good_error=math.sqrt(typical / self.weights[0]),
             bad_error=math.sqrt(typical / self.weights[1]),
+            good_held=self.good_held,
+            bad_held=self.bad_held,
             spread=np.sqrt(self.variance),
             slow=self.slow,
             drift=self.drift,

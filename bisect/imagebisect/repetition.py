@@ -18,14 +18,12 @@ SURE = 3.0
 class RepRule:
     """When a start's reps are enough. Without levels (`fast` None) every start takes MOST_REPS.
 
-    `fast` is the place from which on the first rep is believed, `bad` the range in which a slow first rep is
-    (None: never), `agree` how far two reps may lie apart.
+    `fast` is the place from which on the first rep is believed, `agree` how far two reps may lie apart.
     """
 
     scale: Scale | None = None
     most: int = MOST_REPS
     fast: float | None = None
-    bad: tuple[float, float] | None = None
     agree: float = 0.0
 
     def enough(self, values: Sequence[float]) -> bool:
@@ -36,8 +34,7 @@ class RepRule:
             return False
         places = [self.scale.place(value) for value in values]
         if len(places) == 1:
-            tight = self.bad is not None and self.bad[0] <= places[0] <= self.bad[1]
-            return places[0] >= self.fast or tight
+            return places[0] >= self.fast
         return max(places) - min(places) <= self.agree
 
 
@@ -46,19 +43,10 @@ CALIBRATING = RepRule()
 
 
 def rule_of(fit: Fit, scale: Scale) -> RepRule:
-    """The rule once the levels are known.
-
-    A slow rep is believed at once only where the effect is so large against the noise that an odd rep would hardly
-    land on the bad level by chance.
-    """
+    """The rule once the levels are known: noise makes reps slow, so a fast one is believed and a slow one is not."""
     spread = math.sqrt(fit.between**2 + fit.within**2 + (OFF_LEVEL * fit.effect) ** 2)
-    middle = (fit.good + fit.bad) / 2
-    bad = None
-    if fit.effect > 20 * spread and fit.effect > scale.slow_reach / 2:
-        bad = (fit.bad - 2 * spread, fit.bad + 2 * spread)
     return RepRule(
         scale=scale,
-        fast=max(middle, fit.good - SURE * spread),
-        bad=bad,
+        fast=max((fit.good + fit.bad) / 2, fit.good - SURE * spread),
         agree=max(4 * fit.within, OFF_LEVEL * fit.effect),
     )
