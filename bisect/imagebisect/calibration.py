@@ -16,6 +16,9 @@ from imagebisect.scale import Scale
 MOST_STARTS = 6
 """Starts of each end for calibration; what they do not show is not shown here."""
 
+PROMISING_STARTS = 8
+"""The same where an effect above the floor is likely but not yet sure."""
+
 EQUIVALENCE_STARTS = 3
 """Starts of each end before `not reproduced` or `improved` may be said."""
 
@@ -24,6 +27,9 @@ LARGE_ENOUGH = 0.8
 
 DOUBTED = 0.4
 """Two starts of one end that lie farther apart than this share of the effect cast doubt on it."""
+
+DOUBTED_MAJORITY = 0.25
+"""The same for the closest majority of three or more."""
 
 ODD = 0.05
 """Share of starts that are odd for reasons of their own."""
@@ -120,17 +126,26 @@ def difference(
     return Difference(drop=found[0][0] - found[1][0], error=error, df=df, spread=math.sqrt(variance))
 
 
-def _doubted(side: Sequence[Start], effect: float) -> bool:
-    """Whether an end's two starts disagree; from three on the robust comparison sees to that itself."""
-    return len(side) == 2 and abs(side[0].place - side[1].place) > DOUBTED * abs(effect)
+def _doubted(side: Sequence[Start], effect: float, scale: Scale) -> bool:
+    """Whether an end's starts disagree: two of two, or no majority that lies together."""
+    places = sorted(start.place for start in side)
+    if len(places) < 2:
+        return False
+    needed = len(places) // 2 + 1
+    closest = min(places[i + needed - 1] - places[i] for i in range(len(places) - needed + 1))
+    if len(places) == 2:
+        return closest > DOUBTED * abs(effect)
+    return closest > max(DOUBTED_MAJORITY * abs(effect), 5 * scale.noise.between)
 
 
 def compare(good: Sequence[Start], bad: Sequence[Start], scale: Scale) -> tuple[Ends, Difference]:
     """What the starts of the two ends say; MORE asks for another pair (the end with fewer starts first)."""
     found = difference(good, bad, scale)
     fewest, most = min(len(good), len(bad)), max(len(good), len(bad))
-    spent = fewest >= MOST_STARTS or most >= 2 * MOST_STARTS
-    doubted = _doubted(good, found.drop) or _doubted(bad, found.drop)
+    promising = found.drop > LARGE_ENOUGH * scale.floor and found.t > quantile(0.95, found.df)
+    allowed = PROMISING_STARTS if promising else MOST_STARTS
+    spent = fewest >= allowed or most >= 2 * allowed
+    doubted = _doubted(good, found.drop, scale) or _doubted(bad, found.drop, scale)
     sure = abs(found.t) > quantile(0.995, found.df) and abs(found.drop) >= LARGE_ENOUGH * scale.floor
     if sure and not doubted:
         if found.drop > 0:

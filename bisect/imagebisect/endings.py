@@ -252,8 +252,6 @@ def located(inquiry: Inquiry, found: Sequence[Found], belief: Fit | Survival) ->
     if isinstance(belief, Fit) and belief.drift:
         drift = inquiry.scale.words(-belief.drift, inquiry.target.metric.unit)
         text += f"; the host drifts by {drift} a start, taken out"
-    if isinstance(belief, Fit) and belief.effect < 1.5 * math.hypot(belief.between, belief.within):
-        text += f"; the effect is only {belief.effect / math.hypot(belief.between, belief.within):.1f} sd of a start"
     return f"{text}{_rest_words(inquiry, found, belief)}; {range_words(inquiry)}"
 
 

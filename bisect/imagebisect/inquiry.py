@@ -51,6 +51,12 @@ ODD_WEIGHT = 1.5
 RECHECKS = 4
 """Starts of a build on the wrong side of a pair before it is left at what its majority says."""
 
+SMALLEST = 2.0
+"""No build is named for an effect below so many standard deviations of a start."""
+
+RISE_STARTS = 3
+"""Starts of each of two builds before the later one is said to be better again."""
+
 SUSPECT_MASS = 0.99
 """Chance that the suspects of a range that could not be settled hold together."""
 
@@ -231,12 +237,14 @@ class Inquiry:
         if abs(found.drop) < LARGE_ENOUGH * self.scale.floor:
             return []
         # one start that stands off is asked again before it counts for or against anything
+        rise = found.drop < 0
         for build in sorted((low, high), key=lambda b: len(self.starts[b])):
-            alone = len(self.starts[build]) < 2 and self.can_start(build)
-            if alone and abs(found.t) > quantile(0.975, found.df):
+            count = len(self.starts[build])
+            doubt = quantile(0.975 if count < 2 else 0.9995, found.df)
+            if count < (RISE_STARTS if rise else 2) and self.can_start(build) and abs(found.t) > doubt:
                 why = f"{self.name(low)} and {self.name(high)} differ: {self.name(build)} is started again"
                 return [self._wish(build, "steps", why, (low, high), known)]
-        if abs(found.t) <= quantile(0.995, found.df):
+        if abs(found.t) <= quantile(0.9995 if rise else 0.995, found.df):
             return []
         if found.drop < 0:
             return [Contradiction(build=high, last=low, first=high)]
@@ -259,6 +267,11 @@ class Inquiry:
             if held and len(self.starts[end]) < 2 and self.can_start(end):
                 why = f"other builds agree among themselves and not with {self.name(end)}: it is started again"
                 return self._wish(end, "recheck", why, (low, high), belief)
+        lone = [end for end in (high, low) if len(self.starts[end]) < 2 and self.can_start(end)]
+        between = next((b for b in range(low + 1, high) if b in self.starts and belief.between_levels(b)), None)
+        if lone and between is not None and between not in self.marks:
+            why = f"{self.name(between)} keeps to the middle: is {self.name(lone[0])} what its one start says?"
+            return self._wish(lone[0], "recheck", why, (low, high), belief)
         again = None
         for build in range(low + 1, high):
             if build in self.marks or build not in self.starts:
@@ -441,6 +454,9 @@ class Inquiry:
             and chance >= CONFIRMED
             and self._fresh_apart(pair, fresh, belief, looks)
         )
+        if proven and belief.effect < SMALLEST * belief.start_spread:
+            detail = f"the effect is only {belief.effect / belief.start_spread:.1f} times what starts of one build differ by"
+            return self._suspects(separators, belief, "noise", detail)
         if proven:
             return self._found(last, first, chance, separators)
         wrong = [
@@ -462,8 +478,7 @@ class Inquiry:
             for build, numbers in zip(pair, fresh, strict=True)
         ]
         counts = [len(side) for side in places]
-        reps = float(np.mean([len(start.reps) for start in belief.starts]))
-        variance = belief.between**2 + belief.within**2 / reps
+        variance = belief.start_spread**2
         drop = float(np.median(places[0]) - np.median(places[1]))
         error = math.sqrt(variance * (1 / counts[0] + 1 / counts[1]))
         needed = quantile(0.995 if looks <= 2 else 0.998, belief.df)

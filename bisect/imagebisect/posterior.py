@@ -7,7 +7,7 @@ capped by how often a good build starts slow. Levels and noise are learned from 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -39,6 +39,9 @@ FAR = 4.5
 AGREE = 6.0
 """Starts of one build within so many standard deviations of each other agree on a level of their own."""
 
+MIDDLE = 0.25
+"""Starts farther than this share of the effect from both levels lie in the middle."""
+
 HELD = 3.0
 """A level stays within so many standard errors of the starts of its own end."""
 
@@ -69,6 +72,7 @@ class Start:
 class Fit:
     """The posterior over a range of builds and what it rests on. Places are on the scale, without the drift.
 
+    `between` is how far starts lie from their level and `repeat` how far starts of one build lie apart (sd).
     A level is `held` where the builds that seem to share it are off from what its own end says.
     """
 
@@ -79,6 +83,7 @@ class Fit:
     good: float
     bad: float
     between: float
+    repeat: float
     within: float
     df: float
     good_error: float
@@ -98,6 +103,20 @@ class Fit:
         """The good level less the bad one."""
         return self.good - self.bad
 
+    @property
+    def start_spread(self) -> float:
+        """The standard deviation of starts around their level, with the reps that they had."""
+        reps = sum(len(start.reps) for start in self.starts) / len(self.starts)
+        return math.sqrt(self.between**2 + self.within**2 / reps)
+
+    def between_levels(self, build: int) -> bool:
+        """Whether a build's two or more starts agree on the middle between the levels."""
+        places = sorted(float(self.places[number]) for number in self.of(build))
+        if len(places) < 2 or self.effect <= 0:
+            return False
+        low, high = self.bad + MIDDLE * self.effect, self.good - MIDDLE * self.effect
+        return low < places[0] and places[-1] < high
+
     def of(self, build: int) -> list[int]:
         """The positions of a build's starts."""
         return [number for number, start in enumerate(self.starts) if start.build == build]
@@ -108,7 +127,8 @@ class Fit:
 
     def far(self, number: int) -> bool:
         """Whether a start agrees with neither level."""
-        place, apart = self.places[number], FAR * self.spread[number]
+        of_start = self.spread[number] ** 2 - max(self.between**2 - self.repeat**2, 0.0)
+        place, apart = self.places[number], FAR * math.sqrt(of_start)
         to_good = abs(place - self.good) > math.hypot(apart, FAR * self.good_error)
         return bool(to_good and abs(place - self.bad) > math.hypot(apart, FAR * self.bad_error))
 
@@ -121,7 +141,7 @@ class Fit:
         if len(own) == 1:
             return False, True
         places = [float(self.places[number]) for number in off]
-        clean = math.sqrt(self.between**2 + self.within**2)
+        clean = math.sqrt(min(self.between, self.repeat) ** 2 + self.within**2)
         if len(off) >= 2 and max(places) - min(places) <= AGREE * clean:
             return True, False
         return False, len(own) < 3
@@ -185,10 +205,24 @@ class _Em:
             by_build.setdefault(start.build, []).append(float(place))
         apart = max(0.4 * (self.good - self.bad), 5 * scale.noise.between)
         self.slow = min(slow_share(by_build.values(), apart, scale.noise), 0.45)
+        self.repeat = self._repeat(by_build.values())
         self.weights = (1.0, 1.0)
         self.good_held = self.bad_held = False
         self.drift = 0.0
         self.drift_t = 0.0
+
+    def _repeat(self, builds: Iterable[Sequence[float]]) -> float:
+        """The variance between starts of one build, without those that disagree so much that one must be odd."""
+        prior = self.scale.noise.between**2
+        squares, df = BETWEEN_DF * prior, BETWEEN_DF
+        for values in builds:
+            middle = _middle(values)
+            kept = [v for v in values if abs(v - middle) <= AGREE * math.sqrt(squares / df + self.within)]
+            if len(kept) > 1:
+                centre = sum(kept) / len(kept)
+                squares += sum((v - centre) ** 2 for v in kept)
+                df += len(kept) - 1
+        return squares / df
 
     def _of(self, build: int) -> list[float]:
         return [float(place) for place, start in zip(self.raw, self.starts, strict=True) if start.build == build]
@@ -271,6 +305,7 @@ class _Em:
             good=self.good,
             bad=self.bad,
             between=math.sqrt(self.between),
+            repeat=math.sqrt(self.repeat),
             within=math.sqrt(self.within),
             df=self.df,
             good_error=math.sqrt(typical / self.weights[0]),
