@@ -87,12 +87,13 @@ class Tally:
             self.exact += right and any(said.pair == worlds.tightest(world, b) for b in falls)
             self.wrong += not right
             self.loose += right and not any(said.pair == worlds.tightest(world, b) for b in falls)
-            self.first += bool(falls) and said.pair[0] < falls[0] <= said.pair[1]
             if said.confidence is not None and said.confidence >= 0.98:
                 self.sure += 1
                 self.sure_right += right
         elif falls and said.suspects:
             self.lost += not any(b in said.suspects for b in steps)
+        if said.steps and falls:
+            self.first += said.steps[0][0] < falls[0] <= said.steps[0][1]
         if said.steps:
             self.both += all(any(a < b <= z for a, z in said.steps) for b in steps)
             self.false_steps += any(not any(a < b <= z for b in steps) for a, z in said.steps)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 
 from imagebisect.noise import BETWEEN_DF, within_variance
-from imagebisect.posterior import Start
+from imagebisect.posterior import Start, within_slopes
 from imagebisect.quantiles import student_quantile
 from imagebisect.scale import Scale
 
@@ -30,6 +30,9 @@ DOUBTED = 0.4
 
 DOUBTED_MAJORITY = 0.25
 """The same for the closest majority of three or more."""
+
+DRIFTING = 0.4
+"""A drift is believed at the ends where the starts' spread is below this share of what it was, once it is out."""
 
 ODD = 0.05
 """Share of starts that are odd for reasons of their own."""
@@ -138,8 +141,22 @@ def _doubted(side: Sequence[Start], effect: float, scale: Scale) -> bool:
     return closest > max(DOUBTED_MAJORITY * abs(effect), 5 * scale.noise.between)
 
 
+def _without_drift(good: Sequence[Start], bad: Sequence[Start]) -> tuple[Sequence[Start], Sequence[Start]]:
+    """The starts with a drift of the host taken out, where three of each end show one plainly."""
+    if min(len(good), len(bad)) < EQUIVALENCE_STARTS:
+        return good, bad
+    slope = _median(within_slopes((*good, *bad)) or [0.0])
+    sides = [
+        [replace(s, reps=tuple(rep - slope * s.at for rep in s.reps)) for s in side] for side in (good, bad)
+    ]
+    before = _rough_spread([[s.place for s in side] for side in (good, bad)])
+    after = _rough_spread([[s.place for s in side] for side in sides])
+    return (sides[0], sides[1]) if after < DRIFTING * before else (good, bad)
+
+
 def compare(good: Sequence[Start], bad: Sequence[Start], scale: Scale) -> tuple[Ends, Difference]:
     """What the starts of the two ends say; MORE asks for another pair (the end with fewer starts first)."""
+    good, bad = _without_drift(good, bad)
     found = difference(good, bad, scale)
     fewest, most = min(len(good), len(bad)), max(len(good), len(bad))
     promising = found.drop > LARGE_ENOUGH * scale.floor and found.t > quantile(0.95, found.df)

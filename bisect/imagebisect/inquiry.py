@@ -194,7 +194,7 @@ class Inquiry:
 
     def between(self, low: int, high: int, known: Fit) -> Difference:
         """The difference of two builds, given the noise that a range has shown."""
-        noise = Noise(within=known.within, between=known.between, slow=known.slow)
+        noise = Noise(within=known.within, between=known.repeat, slow=known.slow)
         scale = Scale(
             kind=self.scale.kind,
             sign=self.scale.sign,
@@ -211,7 +211,7 @@ class Inquiry:
             ]
             for build in (low, high)
         ]
-        return difference(sides[0], sides[1], scale, df=known.df)
+        return difference(sides[0], sides[1], scale, df=known.repeat_df)
 
     # ------------------------------------------------------------------ a range
 

@@ -84,6 +84,7 @@ class Fit:
     bad: float
     between: float
     repeat: float
+    repeat_df: float
     within: float
     df: float
     good_error: float
@@ -178,6 +179,16 @@ def _middle(values: Sequence[float]) -> float:
     return float(np.median(values)) if values else math.nan
 
 
+def within_slopes(starts: Sequence[Start]) -> list[float]:
+    """How places change a start, between the starts of one build."""
+    return [
+        (two.place - one.place) / (two.at - one.at)
+        for number, one in enumerate(starts)
+        for two in starts[number + 1 :]
+        if one.build == two.build and one.at != two.at
+    ]
+
+
 class _Em:
     """The rounds of expectation and maximisation over one range."""
 
@@ -205,14 +216,14 @@ class _Em:
             by_build.setdefault(start.build, []).append(float(place))
         apart = max(0.4 * (self.good - self.bad), 5 * scale.noise.between)
         self.slow = min(slow_share(by_build.values(), apart, scale.noise), 0.45)
-        self.repeat = self._repeat(by_build.values())
+        self.repeat, self.repeat_df = self._repeat(by_build.values())
         self.weights = (1.0, 1.0)
         self.good_held = self.bad_held = False
         self.drift = 0.0
         self.drift_t = 0.0
 
-    def _repeat(self, builds: Iterable[Sequence[float]]) -> float:
-        """The variance between starts of one build, without those that disagree so much that one must be odd."""
+    def _repeat(self, builds: Iterable[Sequence[float]]) -> tuple[float, float]:
+        """(variance, degrees of freedom) of what lies between starts of one build, without those that disagree so much that one must be odd."""
         prior = self.scale.noise.between**2
         squares, df = BETWEEN_DF * prior, BETWEEN_DF
         for values in builds:
@@ -222,7 +233,17 @@ class _Em:
                 centre = sum(kept) / len(kept)
                 squares += sum((v - centre) ** 2 for v in kept)
                 df += len(kept) - 1
-        return squares / df
+        return max(squares / df - self.within / 3, squares / df / 4), df
+
+    def begin_drifting(self) -> None:
+        """Take the drift from builds that were started more than once, before anything is known of the levels."""
+        slopes = within_slopes(self.starts)
+        if len(slopes) < 2:
+            return
+        self.drift = _middle(slopes)
+        self.raw = self.raw - self.drift * self.at
+        self.good, self.bad = _middle(self._of(self.low)), _middle(self._of(self.high))
+        self.raw = self.raw + self.drift * self.at
 
     def _of(self, build: int) -> list[float]:
         return [float(place) for place, start in zip(self.raw, self.starts, strict=True) if start.build == build]
@@ -306,6 +327,7 @@ class _Em:
             bad=self.bad,
             between=math.sqrt(self.between),
             repeat=math.sqrt(self.repeat),
+            repeat_df=self.repeat_df,
             within=math.sqrt(self.within),
             df=self.df,
             good_error=math.sqrt(typical / self.weights[0]),
@@ -333,5 +355,6 @@ def fit(starts: Sequence[Start], low: int, high: int, scale: Scale, marks: Mappi
     if len(inside) < DRIFT_STARTS or not np.ptp(plain.at):
         return plain.fit()
     drifting = _Em(inside, low, high, scale, marks or {})
+    drifting.begin_drifting()
     drifting.run(drifting=True)
     return drifting.fit() if abs(drifting.drift_t) > DRIFT_T else plain.fit()
