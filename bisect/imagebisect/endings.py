@@ -19,7 +19,11 @@ def summaries(inquiry: Inquiry, belief: Fit | Survival | None) -> tuple[LevelSum
     """Every build's values and verdict; without a posterior nothing but failures and marks is judged."""
     ask, evidence = inquiry.ask, inquiry.evidence
     found = []
+    touched = {*evidence.observations, *inquiry.marks, ask.good, ask.bad}
     for build in range(len(ask.names)):
+        if build not in touched:
+            found.append(LevelSummary(build=build, values=(), value=None, verdict=Verdict.UNCLEAR))
+            continue
         values = evidence.values(build)
         mark = inquiry.marks.get(build)
         if mark is not None:

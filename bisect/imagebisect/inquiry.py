@@ -29,8 +29,17 @@ TRIES = 2
 SETTLED = 0.95
 """Chance of one pair from which on it is confirmed rather than searched."""
 
+SETTLED_EVENT = 0.85
+"""The same for failures that come always: a fresh one tells more of what survivals are worth than a survival does."""
+
+ALWAYS = 0.9
+"""Death rate from which on a failure counts as one that comes always."""
+
 CONFIRMED = 0.98
 """Chance that a pair needs in the end."""
+
+CONFIRMED_FLAKY = 0.99
+"""The same where the failure comes only now and then."""
 
 FRESH_MOST = 8
 """Fresh starts of one member of a pair; what they do not settle is below this host's noise."""
@@ -293,7 +302,8 @@ class Inquiry:
         chance = belief.mass(last, first)
         if self._spent(low, high):
             return self._suspects(separators, belief, "noise", "so many starts did not settle it")
-        if chance < SETTLED:
+        always = isinstance(belief, Survival) and belief.bad_rate > ALWAYS
+        if chance < (SETTLED_EVENT if always else SETTLED):
             wish = self._search(low, high, belief, separators)
             return wish or self._suspects(separators, belief, "noise", "starts of one build disagree too much")
         wrong = self._wrong_side(low, high, last, first, belief)
@@ -327,7 +337,7 @@ class Inquiry:
 
     def _search(self, low: int, high: int, belief: Fit | Survival, separators: Sequence[int]) -> Wish | None:
         """The start that is expected to tell most for its cost; None where all were looked at often enough."""
-        looks = LOOKS if isinstance(belief, Fit) else max(LOOKS, math.ceil(5 / belief.bad_rate))
+        looks = LOOKS if isinstance(belief, Fit) else max(LOOKS, math.ceil(6 / belief.bad_rate))
         able = [b for b in separators[1:-1] if self.can_start(b) and self._searched(b) < looks]
         if not able:
             return None
@@ -492,9 +502,10 @@ class Inquiry:
         good_done = bool(values[0]) and belief.verdict(last) is Verdict.GOOD
         deaths = belief.deaths[first - belief.low]
         bad_done = any(value == 0 for value in values[1]) and deaths >= 2
-        if good_done and bad_done and chance >= CONFIRMED:
+        needed = CONFIRMED if belief.bad_rate > ALWAYS else CONFIRMED_FLAKY
+        if good_done and bad_done and chance >= needed:
             return self._found(last, first, chance, separators)
-        most = max(FRESH_MOST, math.ceil(5 / belief.bad_rate))
+        most = max(FRESH_MOST, math.ceil(6 / belief.bad_rate))
         if max(len(one) for one in values) >= most:
             return self._suspects(separators, belief, "noise", "it fails too seldom to be told apart here")
         lacking = [build for build, done in zip(pair, (good_done, bad_done), strict=True) if not done] or list(pair)

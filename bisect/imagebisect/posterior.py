@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,13 +119,20 @@ class Fit:
         low, high = self.bad + MIDDLE * self.effect, self.good - MIDDLE * self.effect
         return low < places[0] and places[-1] < high
 
+    @cached_property
+    def _by_build(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for number, start in enumerate(self.starts):
+            found.setdefault(start.build, []).append(number)
+        return found
+
     def of(self, build: int) -> list[int]:
         """The positions of a build's starts."""
-        return [number for number, start in enumerate(self.starts) if start.build == build]
+        return self._by_build.get(build, [])
 
     def mass(self, low: int, high: int) -> float:
         """The chance that the first bad build lies in (low, high]."""
-        return float(self.posterior[low - self.low : high - self.low].sum())
+        return float(self.chance_bad[high - self.low] - self.chance_bad[low - self.low])
 
     def far(self, number: int) -> bool:
         """Whether a start agrees with neither level."""
@@ -176,7 +184,7 @@ def _odd(scale: Scale, places: Floats, level: float) -> Floats:
 
 
 def _middle(values: Sequence[float]) -> float:
-    return float(np.median(values)) if values else math.nan
+    return median(values) if values else math.nan
 
 
 def within_slopes(starts: Sequence[Start]) -> list[float]:
@@ -305,7 +313,7 @@ class _Em:
         """A level, held to what its own end says: builds that agree among themselves do not carry it away."""
         own = self.builds == end - self.low
         places = self.raw[own] - self.drift * self.at[own]
-        middle = float(np.median(places))
+        middle = median(places.tolist())
         reach = HELD * math.sqrt(float(self.variance[own].mean()) / len(places))
         if abs(level - middle) <= reach:
             return level, False

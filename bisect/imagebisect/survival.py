@@ -17,10 +17,10 @@ from imagebisect.domain import Verdict
 from imagebisect.posterior import DECIDED, Floats
 from imagebisect.verdict import SURVIVED, survivals_needed
 
-BAD_RATES = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98])
-"""How often a bad build dies: half of the belief is on always, as most out-of-memory failures do."""
+BAD_RATES = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.995])
+"""How often a bad build dies: most of the belief is on always, as most out-of-memory failures do."""
 
-BAD_BELIEF = np.array([0.5 / 9] * 9 + [0.5])
+BAD_BELIEF = np.array([0.2 / 9] * 9 + [0.8])
 GOOD_RATES = np.array([0.01, 0.1, 0.25])
 GOOD_BELIEF = np.array([0.93, 0.05, 0.02])
 
@@ -62,7 +62,7 @@ def compare_events(good: Sequence[float], bad: Sequence[float], floor: float) ->
     if dead_bad and not dead_good:
         always = dead_bad == len(bad)
         wanted_bad = 2 if always else 3
-        wanted_good = 2 if always else max(3, survivals_needed(1 - dead_bad / len(bad)))
+        wanted_good = 1 if always else max(3, survivals_needed(1 - dead_bad / len(bad)))
         if len(bad) >= wanted_bad and len(good) >= min(wanted_good, MOST_EVENT_STARTS):
             return EventEnds(word="reproduced")
         return EventEnds(word="more", want_good=len(good) < wanted_good, want_bad=len(bad) < wanted_bad)
@@ -97,7 +97,7 @@ class Survival:
 
     def mass(self, low: int, high: int) -> float:
         """The chance that the first bad build lies in (low, high]."""
-        return float(self.posterior[low - self.low : high - self.low].sum())
+        return float(self.chance_bad[high - self.low] - self.chance_bad[low - self.low])
 
     def far_off(self, _build: int) -> tuple[bool, bool]:
         """Events have no third level."""
