@@ -63,8 +63,11 @@ RECHECKS = 4
 SMALLEST = 2.0
 """No build is named for an effect below so many standard deviations of a start."""
 
-RISE_STARTS = 3
-"""Starts of each of two builds before the later one is said to be better again."""
+CAREFUL_STARTS = 3
+"""Starts of each of two builds before the later one is said to be better again, or to be a small step more."""
+
+SMALL_SHARE = 0.25
+"""A further step below this share of the range's effect is a small one."""
 
 SUSPECT_MASS = 0.99
 """Chance that the suspects of a range that could not be settled hold together."""
@@ -246,18 +249,23 @@ class Inquiry:
         if abs(found.drop) < LARGE_ENOUGH * self.scale.floor:
             return []
         # one start that stands off is asked again before it counts for or against anything
-        rise = found.drop < 0
+        rise, small = found.drop < 0, abs(found.drop) < SMALL_SHARE * known.effect
+        if rise and small:
+            return []
         for build in sorted((low, high), key=lambda b: len(self.starts[b])):
             count = len(self.starts[build])
-            doubt = quantile(0.975 if count < 2 else 0.9995, found.df)
-            if count < (RISE_STARTS if rise else 2) and self.can_start(build) and abs(found.t) > doubt:
+            doubt = quantile(0.99 if count < 2 else 0.9995, found.df)
+            if count < (CAREFUL_STARTS if rise or small else 2) and self.can_start(build) and abs(found.t) > doubt:
                 why = f"{self.name(low)} and {self.name(high)} differ: {self.name(build)} is started again"
                 return [self._wish(build, "steps", why, (low, high), known)]
         if abs(found.t) <= quantile(0.9995 if rise else 0.995, found.df):
             return []
-        if found.drop < 0:
+        if rise:
             return [Contradiction(build=high, last=low, first=high)]
-        return self.resolve(low, high)
+        pieces = self.resolve(low, high)
+        if small and any(isinstance(piece, Found) and piece.reason == "noise" for piece in pieces):
+            return []  # what is left unexplained is named beside the steps
+        return pieces
 
     def _wish(self, build: int, purpose: str, why: str, pair: tuple[int, int], known: Fit | Survival | None) -> Wish:
         return Wish(
