@@ -122,7 +122,7 @@ def target(*, floor: float = 0.03, event: bool = False) -> Target:
         scenario="x",
         metric=metric,
         worse=Worse.LOWER,
-        floor=Floor(value=floor, relative=True),
+        floor=Floor(value=floor, relative=not event),
         role=TargetRole.BISECT,
     )
 

@@ -74,7 +74,7 @@ def finished(truth: Truth, plan: Plan | None = None) -> RunState:
         if probe.build not in state.identities:
             identity = Identity(id=f"sha256:{probe.build:064x}", version=f"0.26.{probe.build}", revision="f" * 40)
             state = apply(state, BuildPresent(build=probe.build, identity=identity, seconds=1.0))
-        for event in run_events.start(number, probe.build, truth(probe.build)):
+        for event in run_events.start(number, probe.build, truth(probe.build), confirms=probe.confirms):
             said = _richer(event)
             if isinstance(said, StartEnded):
                 said = replace(said, after=(CARD,))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from imagebisect.domain import (
     Build,
     Failure,
@@ -53,7 +55,14 @@ def rendered(sha: str = "same") -> Rendered:
     return Rendered(argv=("vllm",), env={}, mounts=(), canonical={"args": ["x"]}, canonical_sha256=sha)
 
 
-def start(number: int, build: int, outcome: float | str, *, scenario: str = "long") -> list[Event]:
+def start(
+    number: int,
+    build: int,
+    outcome: float | str,
+    *,
+    scenario: str = "long",
+    confirms: Mapping[str, tuple[int, int]] | None = None,
+) -> list[Event]:
     """One start with its end: a value that was measured, or the cause of its failure."""
     start_id = f"{number:04d}"
     intended = StartIntended(
@@ -65,6 +74,7 @@ def start(number: int, build: int, outcome: float | str, *, scenario: str = "lon
         scenarios=(scenario,),
         container_name=f"bisect-r1-{start_id}",
         rendered=rendered(),
+        confirms=confirms or {},
     )
     if isinstance(outcome, str):
         failure = Failure(cause=Cause(outcome), phase=Phase.BOOT, message=outcome)

@@ -93,6 +93,20 @@ def walk(question: Question, answers: Mapping[str, Answer], *, limit: int = 500)
     return Walk(question, standings(question), tuple(probes))
 
 
+def upto(found: Walk, starts: int) -> Question:
+    """The question as it was after so many starts of a walk."""
+    cut = tuple(
+        replace(
+            evidence,
+            observations={
+                build: tuple(o for o in seen if o.at <= starts) for build, seen in evidence.observations.items()
+            },
+        )
+        for evidence in found.question.evidence
+    )
+    return replace(found.question, evidence=cut)
+
+
 def _observed(evidence: Evidence, probe: Probe, answer: Answer, number: int) -> Evidence:
     seen = evidence.observations.get(probe.build, ())
     fresh = answer(probe.build, len(seen))

@@ -83,7 +83,7 @@ def _median(values: Sequence[float]) -> float:
     return ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2
 
 
-def _location(values: Sequence[float], spread: float, width: float) -> tuple[float, float, float]:
+def location(values: Sequence[float], spread: float, width: float) -> tuple[float, float, float]:
     """(location, effective number, weighted squares) of one side; odd starts count by their chance of being none.
 
     Two starts that disagree are left to disagree: nobody knows which is the odd one.
@@ -121,7 +121,7 @@ def difference(
     variance = max(variance, _rough_spread(sides) ** 2)
     width = scale.slow_reach + scale.fast_reach
     for _ in range(4):
-        found = [_location(side, math.sqrt(variance), width) for side in sides]
+        found = [location(side, math.sqrt(variance), width) for side in sides]
         effective = sum(count for _, count, _ in found)
         df = prior_df + max(effective - 2, 0.0)
         variance = (prior_df * prior + sum(squares for _, _, squares in found)) / df

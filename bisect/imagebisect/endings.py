@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from imagebisect.calibration import LARGE_ENOUGH, MOST_STARTS, Difference, detectable, quantile
@@ -48,6 +49,14 @@ def summaries(inquiry: Inquiry, belief: Fit | Survival | None) -> tuple[LevelSum
             )
         )
     return tuple(found)
+
+
+def _between(one: LevelSummary, found: Sequence[Found]) -> LevelSummary:
+    """A build between two steps is at a level of its own, whatever the levels of the ends make of it."""
+    inside = found[0].first <= one.build <= found[-1].last
+    if inside and one.verdict in (Verdict.GOOD, Verdict.BAD) and not one.marked:
+        return replace(one, verdict=Verdict.OTHER)
+    return one
 
 
 def _verdict_steps(inquiry: Inquiry, builds: Sequence[LevelSummary]) -> tuple[Step, ...]:
@@ -101,6 +110,8 @@ def result(
     """The result with the numbers of the final pair, or of the anchors where there is none."""
     ask, event = inquiry.ask, inquiry.event
     builds = summaries(inquiry, belief)
+    if found and len(found) > 1:
+        builds = tuple(_between(one, found) for one in builds)
     low, high = builds[pair[0] if pair else ask.good], builds[pair[1] if pair else ask.bad]
     change = spread = threshold = None
     if not event and low.value is not None and high.value is not None and low.value != 0:

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from imagebisect import choice
-from imagebisect.calibration import LARGE_ENOUGH, Difference, difference, quantile
+from imagebisect.calibration import LARGE_ENOUGH, Difference, difference, location, quantile
 from imagebisect.domain import Verdict, Worse
 from imagebisect.evidence import Evidence, Question
 from imagebisect.noise import Noise
@@ -41,7 +41,7 @@ CONFIRMED = 0.98
 CONFIRMED_FLAKY = 0.99
 """The same where the failure comes only now and then."""
 
-FRESH_MOST = 8
+FRESH_MOST = 10
 """Fresh starts of one member of a pair; what they do not settle is below this host's noise."""
 
 LUCK_BAD = 0.005
@@ -60,7 +60,7 @@ ODD_WEIGHT = 1.5
 RECHECKS = 4
 """Starts of a build on the wrong side of a pair before it is left at what its majority says."""
 
-SMALLEST = 2.0
+SMALLEST = 1.75
 """No build is named for an effect below so many standard deviations of a start."""
 
 CAREFUL_STARTS = 3
@@ -394,7 +394,7 @@ class Inquiry:
             if found in (expected, Verdict.UNCLEAR, Verdict.OTHER) or build in self.marks:
                 continue
             against, count = self._against(build, expected, belief)
-            if against * 2 > count and count >= 2:
+            if against * 2 > count >= 2:
                 return Contradiction(build=build, last=last, first=first)
             if count < RECHECKS and (count < 2 or against * 2 == count) and self.can_start(build):
                 why = f"{self.name(build)} looks {found.value} where the others say {expected.value}: it is started again"
@@ -495,10 +495,11 @@ class Inquiry:
             [float(belief.places[belief.of(build)[number]]) for number in numbers]
             for build, numbers in zip(pair, fresh, strict=True)
         ]
-        counts = [len(side) for side in places]
         variance = belief.start_spread**2
-        drop = float(np.median(places[0]) - np.median(places[1]))
-        error = math.sqrt(variance * (1 / counts[0] + 1 / counts[1]))
+        width = self.scale.slow_reach + self.scale.fast_reach
+        good, bad = (location(side, math.sqrt(variance), width) for side in places)
+        drop = good[0] - bad[0]
+        error = math.sqrt(variance * (1 / good[1] + 1 / bad[1]))
         needed = quantile(0.995 if looks <= 2 else 0.998, belief.df)
         return drop > LARGE_ENOUGH * self.scale.floor and drop > needed * error
 

@@ -145,7 +145,7 @@ class Fit:
         """(a level of its own, wants another start to tell) of one build."""
         own = self.of(build)
         off = [number for number in own if self.far(number)]
-        if len(off) * 2 <= len(own):
+        if len(off) * 2 <= len(own):  # also where there are none
             return False, False
         if len(own) == 1:
             return False, True
@@ -157,8 +157,6 @@ class Fit:
 
     def verdict(self, build: int) -> Verdict:
         """A build's verdict from its own starts alone."""
-        if not self.of(build):
-            return Verdict.UNCLEAR
         weight = float(self.per_build[build - self.low])
         if self.far_off(build)[0]:
             return Verdict.OTHER

@@ -139,8 +139,8 @@ def _anchors(inquiry: Inquiry) -> Standing | None:
 def _event_anchors(inquiry: Inquiry) -> Standing | None:
     ask = inquiry.ask
     good, bad = inquiry.survivals.get(ask.good, ()), inquiry.survivals.get(ask.bad, ())
-    floor = inquiry.target.floor.value
-    ends = compare_events(good, bad, floor)
+    floor = inquiry.target.floor
+    ends = compare_events(good, bad, 0.0 if floor.relative else floor.value)
     match ends.word:
         case "reproduced":
             return None

@@ -105,10 +105,7 @@ class Survival:
 
     def verdict(self, build: int) -> Verdict:
         """One build's verdict from its own starts."""
-        place = build - self.low
-        if not self.deaths[place] and not self.lives[place]:
-            return Verdict.UNCLEAR
-        weight = float(self.per_build[place])
+        weight = float(self.per_build[build - self.low])
         return Verdict.GOOD if weight >= DECIDED else Verdict.BAD if weight <= -DECIDED else Verdict.UNCLEAR
 
 
