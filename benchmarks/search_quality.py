@@ -228,11 +228,15 @@ def cells(sizes: tuple[int, ...]) -> Iterator[Cell]:
     yield Cell("nothing 2%", "no regression, 2%", 32, _flat(32, noise=0.02, outliers=0.05))
     yield Cell("nothing 5%", "no regression, 5%", 32, _flat(32, noise=0.05, outliers=0.05))
     for noise in (0.005, 0.02):
-        yield Cell("two steps", f"1415 to 1100 to 755, {noise:.1%}", 32, _two(32, (0.2518, 0.3763), noise=noise, outliers=0.05))
+        yield Cell(
+            "two steps", f"1415 to 1100 to 755, {noise:.1%}", 32, _two(32, (0.2518, 0.3763), noise=noise, outliers=0.05)
+        )
     yield Cell("two steps", "5% before 1.8x, 0.5%", 32, _two(32, (0.0488, 0.588), noise=0.005))
     for sentinels in (0, 3, 7, 15):
         search = _scanning(sentinels)
-        yield Cell("break-fix-break", f"{sentinels} sentinels", 32, _broken(32, noise=0.005), search, rivals=not sentinels)
+        yield Cell(
+            "break-fix-break", f"{sentinels} sentinels", 32, _broken(32, noise=0.005), search, rivals=not sentinels
+        )
     yield Cell("bimodal 5%", "slow mode 5%, -21%, effect 20%", 32, _step(32, 0.2, noise=0.002, slow_mode=0.05))
     make = _step(32, 0.27, noise=0.002, slow_mode=0.3)
     yield Cell("bimodal 30%", "slow mode 30%, effect 27%, profiled", 32, make, _profiled(0.3))
@@ -290,9 +294,7 @@ def checks(found: list[tuple[Cell, Tally]]) -> list[Check]:
         check("clean", "exact %", percent("clean", lambda t: t.exact), 99.5, at_least=True)
         check("clean", "wrong runs", sum(t.wrong for _, t in rows["clean"]), 0, at_least=False)
         for small, limit in ((False, 3.0), (True, 4.5)):
-            over = [
-                (t.starts - t.bound) / t.runs for c, t in rows["clean"] if (c.name.endswith(" 5%")) == small
-            ]
+            over = [(t.starts - t.bound) / t.runs for c, t in rows["clean"] if (c.name.endswith(" 5%")) == small]
             check("clean", f"starts over the bound{', 5%' if small else ''}", max(over), limit, at_least=False)
     for group, exact, worst, wrong, times in (
         ("messy", 99.0, None, 0.3, 2.0),
@@ -425,7 +427,9 @@ def main() -> int:
         if cell.group == "break-fix-break":
             print(f"break-fix-break, {cell.name}: the first break in {one.share(one.first):.0f} %, ends {one.ends}")
     lost = sum(one.lost for _, one in found)
-    print(f"suspects that held no step: {lost} of {sum(one.runs - one.claims for _, one in found)} runs without a claim")
+    print(
+        f"suspects that held no step: {lost} of {sum(one.runs - one.claims for _, one in found)} runs without a claim"
+    )
     print(f"{time.monotonic() - began:.0f} s")
     return 0 if met else 1
 

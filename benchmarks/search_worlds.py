@@ -236,7 +236,9 @@ def naive(world: World, dice: random.Random, *, reps: int = 1, skips_like_git: b
             low = build
         else:
             high = build
-    return _answer(host, claim=True, pair=(low, high), steps=((low, high),), end="pair", suspects=tuple(range(low + 1, high + 1)))
+    return _answer(
+        host, claim=True, pair=(low, high), steps=((low, high),), end="pair", suspects=tuple(range(low + 1, high + 1))
+    )
 
 
 def _git_skip(able: list[int], low: int, high: int, skipped: set[int], dice: random.Random) -> int:

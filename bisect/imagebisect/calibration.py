@@ -108,9 +108,7 @@ def _rough_spread(sides: Sequence[Sequence[float]]) -> float:
     return 1.4826 * _median(kept) if kept else 0.0
 
 
-def difference(
-    good: Sequence[Start], bad: Sequence[Start], scale: Scale, *, df: float = BETWEEN_DF
-) -> Difference:
+def difference(good: Sequence[Start], bad: Sequence[Start], scale: Scale, *, df: float = BETWEEN_DF) -> Difference:
     """The difference of two builds by their starts, each at least one; the scale's noise counts for `df` of them."""
     prior_df = df
     within = within_variance([start.reps for start in (*good, *bad)], scale.noise)
@@ -146,9 +144,7 @@ def _without_drift(good: Sequence[Start], bad: Sequence[Start]) -> tuple[Sequenc
     if min(len(good), len(bad)) < EQUIVALENCE_STARTS:
         return good, bad
     slope = _median(within_slopes((*good, *bad)) or [0.0])
-    sides = [
-        [replace(s, reps=tuple(rep - slope * s.at for rep in s.reps)) for s in side] for side in (good, bad)
-    ]
+    sides = [[replace(s, reps=tuple(rep - slope * s.at for rep in s.reps)) for s in side] for side in (good, bad)]
     before = _rough_spread([[s.place for s in side] for side in (good, bad)])
     after = _rough_spread([[s.place for s in side] for side in sides])
     return (sides[0], sides[1]) if after < DRIFTING * before else (good, bad)

@@ -203,9 +203,7 @@ def range_words(inquiry: Inquiry) -> str:
     ask = inquiry.ask
     probed = [ask.good, *(b for b in range(ask.good + 1, ask.bad) if inquiry.tested(b)), ask.bad]
     longest = max((b - a - 1 for a, b in pairwise(probed)), default=0)
-    return (
-        f"in a range probed at {len(probed)} of {ask.bad - ask.good + 1} builds, longest unprobed stretch {longest}"
-    )
+    return f"in a range probed at {len(probed)} of {ask.bad - ask.good + 1} builds, longest unprobed stretch {longest}"
 
 
 def _pair_words(inquiry: Inquiry, one: Found, belief: Fit | Survival) -> str:
@@ -214,7 +212,9 @@ def _pair_words(inquiry: Inquiry, one: Found, belief: Fit | Survival) -> str:
     if one.reason == "noise":
         return f"the first bad build lies after {names[one.last]} and not after {names[one.first]} ({one.detail})"
     if inquiry.event or not isinstance(belief, Fit):
-        rates = [level(inquiry.evidence.values(b), inquiry.target.metric.kind) for b in pair if inquiry.evidence.values(b)]
+        rates = [
+            level(inquiry.evidence.values(b), inquiry.target.metric.kind) for b in pair if inquiry.evidence.values(b)
+        ]
         return f"{text}: {' against '.join(f'{rate:.0%}' for rate in rates)} over {_starts(inquiry, pair)} starts"
     if any(build not in inquiry.starts for build in pair):
         return text
@@ -241,7 +241,9 @@ def _rest_words(inquiry: Inquiry, found: Sequence[Found], belief: Fit | Survival
     error = math.sqrt(total.error**2 + sum(part.error**2 for part in parts))
     if abs(rest) < LARGE_ENOUGH * inquiry.scale.floor or abs(rest) < quantile(0.975, total.df) * error:
         return ""
-    return f"; {inquiry.scale.words(rest, inquiry.target.metric.unit)} of the ends' difference lie elsewhere in the range"
+    return (
+        f"; {inquiry.scale.words(rest, inquiry.target.metric.unit)} of the ends' difference lie elsewhere in the range"
+    )
 
 
 _REASONS = {

@@ -397,7 +397,9 @@ class Inquiry:
             if against * 2 > count >= 2:
                 return Contradiction(build=build, last=last, first=first)
             if count < RECHECKS and (count < 2 or against * 2 == count) and self.can_start(build):
-                why = f"{self.name(build)} looks {found.value} where the others say {expected.value}: it is started again"
+                why = (
+                    f"{self.name(build)} looks {found.value} where the others say {expected.value}: it is started again"
+                )
                 return self._wish(build, "recheck", why, (last, first), belief)
         return None
 
@@ -431,14 +433,18 @@ class Inquiry:
         """The next fresh start, g b b g g b; the pair's own members only."""
         pair = (last, first)
         counts = {build: len(self._fresh(build, pair)) for build in pair}
-        tries = {
-            build: sum(o.confirming == pair for o in self.evidence.observations.get(build, ())) for build in pair
-        }
+        tries = {build: sum(o.confirming == pair for o in self.evidence.observations.get(build, ())) for build in pair}
         able = [build for build in (lacking or pair) if self.can_start(build)]
         gone = [build for build in pair if not self.can_start(build) and build not in self.marks]
         if gone or not able:
             who = ", ".join(self.name(build) for build in gone) or self.name(first)
-            return Found(last=last, first=first, chance=chance, reason="untestable", detail=f"{who} could not be measured once more")
+            return Found(
+                last=last,
+                first=first,
+                chance=chance,
+                reason="untestable",
+                detail=f"{who} could not be measured once more",
+            )
         if len(able) == 2 and counts[last] == counts[first]:
             build = last if counts[last] % 2 == 0 else first
         else:
@@ -473,7 +479,9 @@ class Inquiry:
             and self._fresh_apart(pair, fresh, belief, looks)
         )
         if proven and belief.effect < SMALLEST * belief.start_spread:
-            detail = f"the effect is only {belief.effect / belief.start_spread:.1f} times what starts of one build differ by"
+            detail = (
+                f"the effect is only {belief.effect / belief.start_spread:.1f} times what starts of one build differ by"
+            )
             return self._suspects(separators, belief, "noise", detail)
         if proven:
             return self._found(last, first, chance, separators)
@@ -483,7 +491,10 @@ class Inquiry:
             if (belief.evidence[number] < -ODD_WEIGHT and start.build <= last)
             or (belief.evidence[number] > ODD_WEIGHT and start.build >= first)
         ]
-        if len(wrong) >= 3 and _binomial_tail(len(wrong), len(belief.starts), max(0.05, 2 * self.scale.noise.slow)) < 0.01:
+        if (
+            len(wrong) >= 3
+            and _binomial_tail(len(wrong), len(belief.starts), max(0.05, 2 * self.scale.noise.slow)) < 0.01
+        ):
             return self._suspects(separators, belief, "noise", "starts of one build are unstable here")
         if max(len(one) for one in fresh) >= FRESH_MOST:
             return self._suspects(separators, belief, "noise", "the difference is below this host's noise")
@@ -503,7 +514,9 @@ class Inquiry:
         needed = quantile(0.995 if looks <= 2 else 0.998, belief.df)
         return drop > LARGE_ENOUGH * self.scale.floor and drop > needed * error
 
-    def _confirm_event(self, last: int, first: int, chance: float, belief: Survival, separators: Sequence[int]) -> Piece:
+    def _confirm_event(
+        self, last: int, first: int, chance: float, belief: Survival, separators: Sequence[int]
+    ) -> Piece:
         pair = (last, first)
         if any(build in self.marks for build in pair):
             return self._found(last, first, chance, separators)

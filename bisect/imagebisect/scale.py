@@ -62,9 +62,7 @@ def scale_of(target: Target, good_value: float, noise: Noise | None = None) -> S
     if kind is MetricKind.RATIO:
         share = amount / abs(good_value) if good_value else amount
         floor = (-math.log1p(-min(share, 0.999)) if lower else math.log1p(share)) or TINY
-        return Scale(
-            kind=kind, sign=sign, floor=floor, noise=noise or RATIO_NOISE, slow_reach=0.8, fast_reach=0.15
-        )
+        return Scale(kind=kind, sign=sign, floor=floor, noise=noise or RATIO_NOISE, slow_reach=0.8, fast_reach=0.15)
     assumed = noise or MIB_NOISE
     if noise is None and target.metric.unit != "MiB":
         size = max(abs(good_value), 1.0)

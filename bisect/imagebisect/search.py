@@ -265,9 +265,7 @@ def _choose(ask: Question, opened: list[Standing]) -> tuple[int, str, Standing]:
     servers = {server: number for number, (server, _) in enumerate(reversed(wished))}
     ranked = set(wished) | set(scores)
     most = max(scores.values())
-    server, build = max(
-        ranked, key=lambda key: (round(scores[key] / most, 9), key in wished, servers[key[0]], -key[1])
-    )
+    server, build = max(ranked, key=lambda key: (round(scores[key] / most, 9), key in wished, servers[key[0]], -key[1]))
     asking = [s for s in first if s.evidence.server == server and s.wish and build in s.wish.gains]
     return build, server, max(asking, key=lambda s: s.wish.gains[build] if s.wish else 0.0)
 

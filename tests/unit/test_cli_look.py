@@ -36,7 +36,7 @@ def finished(tmp_path):
     )
     for start in report_runs.finished(truth, plan).starts:
         number, build = int(start.intended.start_id), start.intended.build
-        for event in run_events.start(number, build, truth(build)):
+        for event in run_events.start(number, build, truth(build), confirms=start.intended.confirms):
             folder.append(event)
     folder.append(RunFinished(at=ledger.utc_now(), exit_code=11))
     return folder

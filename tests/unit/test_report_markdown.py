@@ -80,7 +80,7 @@ def test_nothing_found_claims_nothing():
     """Ends that do not differ: no first bad build, no suspects, the numbers are there."""
     text = markdown.render(build_report(report_runs.finished(lambda _: 1415.0)))
 
-    assert "INCONCLUSIVE" in text
+    assert "NOT_REPRODUCED" in text
     assert "first bad" not in text.lower()
     assert "1,415" in text
 

@@ -84,7 +84,7 @@ def test_a_build_that_cannot_be_pulled_is_a_skip_for_every_target():
     probe = decide(question(state), scenarios_of(state.plan))
 
     assert results(state)[0].builds[3].verdict is Verdict.SKIP
-    assert probe.build == 4
+    assert probe.build == 5  # not the one beside it: what cannot be had comes in stretches
 
 
 def test_every_cause_has_a_rule_and_only_memory_is_ever_bad():
