@@ -46,8 +46,14 @@ MIDDLE = 0.25
 HELD = 3.0
 """A level stays within so many standard errors of the starts of its own end."""
 
+HELD_NOISE = 72.0
+"""How far the spread around a level may exceed that of one build's starts (variances, over its degrees of freedom).
+
+Builds at a level of their own would else pass for noise.
+"""
+
 DRIFT_STARTS = 6
-DRIFT_SD = 0.001
+DRIFT_SD = 0.002
 """A drift per start is learned from so many starts on, and expected to be of this size (share of a value)."""
 
 DRIFT_T = 3.0
@@ -174,10 +180,11 @@ def student(z: Floats, df: float) -> Floats:
     return density
 
 
-def _odd(scale: Scale, places: Floats, level: float) -> Floats:
+def _odd(scale: Scale, places: Floats, level: float, effect: float) -> Floats:
     """The density of starts that lie away from their level for reasons of their own: below it, mostly."""
-    width = scale.slow_reach + scale.fast_reach
-    near = (places > level - scale.slow_reach) & (places < level + scale.fast_reach)
+    reach = max(scale.slow_reach, effect + scale.slow_reach / 2)
+    width = reach + scale.fast_reach
+    near = (places > level - reach) & (places < level + scale.fast_reach)
     return np.where(near, 1.0 / width, 1e-9 / width)
 
 
@@ -265,8 +272,8 @@ class _Em:
         spread_bad = np.sqrt(self.variance + typical / self.weights[1])
         in_good = (1 - OUTLIERS) * student((places - self.good) / spread_good, self.df) / spread_good
         in_bad = (1 - OUTLIERS) * student((places - self.bad) / spread_bad, self.df) / spread_bad
-        like_good = in_good + OUTLIERS * _odd(scale, places, self.good)
-        like_bad = in_bad + OUTLIERS * _odd(scale, places, self.bad)
+        like_good = in_good + OUTLIERS * _odd(scale, places, self.good, effect)
+        like_bad = in_bad + OUTLIERS * _odd(scale, places, self.bad, effect)
         self.evidence = np.clip(np.log(like_good) - np.log(like_bad), -math.log((1 - self.slow) / self.slow), GOOD_CAP)
         self.per_build = np.bincount(self.builds, self.evidence, minlength=self.size) + self.marked
         log_post = np.cumsum(self.per_build[:-1]) - self.per_build[0]
@@ -305,7 +312,8 @@ class _Em:
         squares = float(of_good @ (places - self.good) ** 2 + of_bad @ (places - self.bad) ** 2)
         squares = max(squares - float((of_good + of_bad) @ (self.within / self.reps)), 0.0)
         self.df = BETWEEN_DF + max(sum(sums) - 2, 0.0)
-        self.between = (BETWEEN_DF * self.scale.noise.between**2 + squares) / self.df
+        between = (BETWEEN_DF * self.scale.noise.between**2 + squares) / self.df
+        self.between = min(between, self.repeat * (1 + HELD_NOISE / self.repeat_df))
 
     def _near(self, end: int, level: float) -> tuple[float, bool]:
         """A level, held to what its own end says: builds that agree among themselves do not carry it away."""
