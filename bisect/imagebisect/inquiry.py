@@ -204,9 +204,13 @@ class Inquiry:
             inside.sort(key=lambda start: start.at)
         return fit(inside, low, high, self.scale, self.marks)
 
-    def between(self, low: int, high: int, known: Fit) -> Difference:
-        """The difference of two builds, given the noise that a range has shown."""
-        noise = Noise(within=known.within, between=known.repeat, slow=known.slow)
+    def between(self, low: int, high: int, known: Fit, *, careful: bool = False) -> Difference:
+        """The difference of two builds, given how far starts of one build lie apart in a range.
+
+        `careful` also heeds how far builds lie from their level, which a step among them makes larger than noise is.
+        """
+        between = known.repeat if not careful else math.sqrt(known.repeat * max(known.between, known.repeat))
+        noise = Noise(within=known.within, between=between, slow=known.slow)
         scale = Scale(
             kind=self.scale.kind,
             sign=self.scale.sign,
@@ -252,9 +256,11 @@ class Inquiry:
         rise, small = found.drop < 0, abs(found.drop) < SMALL_SHARE * known.effect
         if rise and small:
             return []
+        if small:
+            found = self.between(low, high, known, careful=True)
         for build in sorted((low, high), key=lambda b: len(self.starts[b])):
             count = len(self.starts[build])
-            doubt = quantile(0.99 if count < 2 else 0.9995, found.df)
+            doubt = quantile(0.99 if count < 2 else 0.9995 if rise else 0.995, found.df)
             if count < (CAREFUL_STARTS if rise or small else 2) and self.can_start(build) and abs(found.t) > doubt:
                 why = f"{self.name(low)} and {self.name(high)} differ: {self.name(build)} is started again"
                 return [self._wish(build, "steps", why, (low, high), known)]
