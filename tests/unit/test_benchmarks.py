@@ -309,3 +309,15 @@ def test_overhead_measures_the_stand_in_end_to_end():
         assert one["turns"] == 1
     assert found["rep"]["parts_s"]["cards' sampler"] > 0
     assert found["rep"]["server_s"] == pytest.approx(0.3, abs=0.2)
+
+
+def test_the_search_benchmark_gives_one_seeded_document():
+    """Twice the same arguments, twice the same table; the exit code says whether a target was missed."""
+    program = [sys.executable, str(FOLDER / "search_quality.py"), "--runs", "2", "--only", "bimodal 5%", "--json"]
+    done = [subprocess.run(program, capture_output=True, text=True, check=False) for _ in range(2)]
+    first, second = (json.loads(one.stdout) for one in done)
+
+    assert done[0].returncode == first["exit_code"] == (0 if first["reason"] == "met" else 1)
+    assert first["cells"] == second["cells"]
+    assert {cell["search"] for cell in first["cells"]} == {"bisect", "naive1", "median3", "git-skip"}
+    assert all({"what", "got", "target", "met"} <= set(row) for row in first["targets"])
