@@ -66,7 +66,7 @@ SMALLEST = 1.75
 CAREFUL_STARTS = 3
 """Starts of each of two builds before the later one is said to be better again, or to be a small step more."""
 
-SMALL_SHARE = 0.25
+SMALL_SHARE = 0.33
 """A further step below this share of the range's effect is a small one."""
 
 SUSPECT_MASS = 0.99
