@@ -11,21 +11,22 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
 
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
 from imagebisect.domain import JsonValue, Plan
 from imagebisect.errors import EnvironmentFault, UsageError
+from imagebisect.noise import Noise
 from imagebisect.runtime.groups import host_folder
 from imagebisect.secrets import hide as without_secrets
-from imagebisect.state import CompareSpec, Event, RunCreated, RunState, fold
+from imagebisect.state import CompareSpec, Event, Purpose, RunCreated, RunState, SearchOptions, fold
 
 SCHEMA = 1
 EVENTS = "events.jsonl"
@@ -219,8 +220,10 @@ def create(
     model_fingerprint: str,
     tool_version: str,
     name: str | None = None,
-    purpose: Literal["search", "probe", "compare"] = "search",
+    purpose: Purpose = "search",
     compare: CompareSpec | None = None,
+    options: SearchOptions = SearchOptions(),
+    noise: Mapping[str, Noise] = MappingProxyType({}),
 ) -> RunFolder:
     """Make a run's folder and write its first event. UsageError when the name is taken or unusable."""
     if name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", name):
@@ -256,6 +259,8 @@ def create(
             model_fingerprint=model_fingerprint,
             purpose=purpose,
             compare=compare,
+            options=options,
+            noise=noise,
         )
     )
     for path in (folder.path, results):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
 
 from imagebisect import __version__, ledger, secrets
 from imagebisect.domain import (
@@ -36,6 +36,7 @@ from imagebisect.evidence import Question, question
 from imagebisect.host import differences, fingerprint, model_fingerprint
 from imagebisect.interrupt import StopFlag
 from imagebisect.ledger import RunFolder, utc_now
+from imagebisect.noise import Noise
 from imagebisect.outcome import MAX_RETRIES, Cause, is_own, is_transient, stops
 from imagebisect.progress import Decided, Noted, Progress, Pulling, RunBegan
 from imagebisect.runtime.base import Runtime
@@ -50,10 +51,12 @@ from imagebisect.state import (
     HostCleared,
     Marked,
     PullEnded,
+    Purpose,
     Resumed,
     RunFinished,
     RunState,
     RunStopped,
+    SearchOptions,
     StartRecord,
     apply,
 )
@@ -378,8 +381,10 @@ def create(
     results_folder: Path,
     *,
     name: str | None = None,
-    purpose: Literal["search", "probe", "compare"] = "search",
+    purpose: Purpose = "search",
     compare: CompareSpec | None = None,
+    options: SearchOptions = SearchOptions(),
+    noise: Mapping[str, Noise] = MappingProxyType({}),
 ) -> RunFolder:
     """A new run's folder with its first event. Starts nothing.
 
@@ -404,6 +409,8 @@ def create(
         name=name,
         purpose=purpose,
         compare=compare,
+        options=options,
+        noise=noise,
     )
 
 

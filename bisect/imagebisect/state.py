@@ -19,6 +19,10 @@ from imagebisect.domain import (
     Rendered,
     Verdict,
 )
+from imagebisect.noise import Noise
+
+Purpose = Literal["search", "probe", "compare", "profile"]
+"""What a run is for: an answer, one build's numbers, two builds' difference, or one host's noise."""
 
 # ---------------------------------------------------------------------------- events
 
@@ -33,8 +37,35 @@ class CompareSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a search may cost before it ends with what it has; None: no limit.
+
+    `hours` is time in pulls and starts, pauses between processes not counted; `gpu_hours` is that of starts times cards.
+    """
+
+    starts: int | None = None
+    hours: float | None = None
+    gpu_hours: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """How a search is done. `find` "fix": the first good build after a bad one, the bad end being the older one.
+
+    `scan` builds, evenly spaced, are started whatever the posterior says: for ranges that break more than once.
+    """
+
+    find: Literal["regression", "fix"] = "regression"
+    scan: int = 0
+    budget: Budget = Budget()
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunCreated:
-    """First event: everything that the run was told. `host` holds hardware and versions, no names."""
+    """First event: everything that the run was told. `host` holds hardware and versions, no names.
+
+    `noise` is this host's, by target, as it was profiled before the run began.
+    """
 
     event: Literal["run_created"] = "run_created"
     schema: int = 1
@@ -44,8 +75,10 @@ class RunCreated:
     plan: Plan
     host: Mapping[str, JsonValue]
     model_fingerprint: str
-    purpose: Literal["search", "probe", "compare"] = "search"
+    purpose: Purpose = "search"
     compare: CompareSpec | None = None
+    options: SearchOptions = SearchOptions()
+    noise: Mapping[str, Noise] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +198,14 @@ class RunStopped:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BudgetSet:
+    """The budget from here on, given when the run was resumed."""
+
+    event: Literal["budget_set"] = "budget_set"
+    budget: Budget
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunFinished:
     """Every target has a status."""
 
@@ -186,6 +227,7 @@ Event = (
     | HostCleared
     | Resumed
     | RunStopped
+    | BudgetSet
     | RunFinished
 )
 
@@ -219,6 +261,7 @@ class RunState:
     marks: Mapping[tuple[int, str], Verdict] = field(default_factory=dict)
     cleared_at: int = 0
     resumed: tuple[str, ...] = ()
+    budget: Budget = Budget()
     stopped: RunStopped | None = None
     finished: RunFinished | None = None
 
@@ -238,7 +281,7 @@ def fold(events: Iterable[Event]) -> RunState:
     first = next(stream, None)
     if not isinstance(first, RunCreated):
         raise ValueError("a run's first event is run_created")
-    state = RunState(created=first)
+    state = RunState(created=first, budget=first.options.budget)
     for event in stream:
         state = apply(state, event)
     return state
@@ -307,6 +350,8 @@ def apply(state: RunState, event: Event) -> RunState:
             return replace(state, starts=starts, stopped=None, resumed=(*state.resumed, event.at))
         case RunStopped():
             return replace(state, stopped=event)
+        case BudgetSet():
+            return replace(state, budget=event.budget, finished=None)
         case RunFinished():
             return replace(state, finished=event)
         case _:
