@@ -16,7 +16,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
@@ -222,8 +221,8 @@ def create(
     name: str | None = None,
     purpose: Purpose = "search",
     compare: CompareSpec | None = None,
-    options: SearchOptions = SearchOptions(),
-    noise: Mapping[str, Noise] = MappingProxyType({}),
+    options: SearchOptions | None = None,
+    noise: Mapping[str, Noise] | None = None,
 ) -> RunFolder:
     """Make a run's folder and write its first event. UsageError when the name is taken or unusable."""
     if name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", name):
@@ -259,8 +258,8 @@ def create(
             model_fingerprint=model_fingerprint,
             purpose=purpose,
             compare=compare,
-            options=options,
-            noise=noise,
+            options=options or SearchOptions(),
+            noise=noise or {},
         )
     )
     for path in (folder.path, results):

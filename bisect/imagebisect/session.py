@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 
 from imagebisect import __version__, ledger, secrets
 from imagebisect.domain import (
@@ -383,8 +382,8 @@ def create(
     name: str | None = None,
     purpose: Purpose = "search",
     compare: CompareSpec | None = None,
-    options: SearchOptions = SearchOptions(),
-    noise: Mapping[str, Noise] = MappingProxyType({}),
+    options: SearchOptions | None = None,
+    noise: Mapping[str, Noise] | None = None,
 ) -> RunFolder:
     """A new run's folder with its first event. Starts nothing.
 
