@@ -285,6 +285,7 @@ def decide(ask: Question, scenarios_of: Mapping[str, tuple[str, ...]]) -> Probe 
     assert chosen.wish is not None
     sharing = [s for s in opened if s.evidence.server == server and s.wish and (build in s.wish.wants or s is chosen)]
     wanted: list[Target] = [s.evidence.target for s in sharing]
+    reps = {s.evidence.target.name: s.rule for s in sharing}
     enough = WATCHED_STARTS if build in (ask.good, ask.bad) else 1
     for standing in found:
         evidence = standing.evidence
@@ -292,6 +293,7 @@ def decide(ask: Question, scenarios_of: Mapping[str, tuple[str, ...]]) -> Probe 
             seen = len(evidence.observations.get(build, ()))
             if seen < enough:
                 wanted.append(evidence.target)
+                reps[evidence.target.name] = CALIBRATING if enough > 1 else ONE_REP
     needed = {target.scenario for target in wanted}
     why = chosen.wish.why
     if build != chosen.wish.build:
@@ -308,7 +310,7 @@ def decide(ask: Question, scenarios_of: Mapping[str, tuple[str, ...]]) -> Probe 
             for s in sharing
             if s.wish and s.wish.confirming and build in s.wish.confirming
         },
-        reps={s.evidence.target.name: s.rule for s in sharing},
+        reps=reps,
     )
 
 

@@ -22,6 +22,7 @@ from imagebisect.domain import (
     Plan,
     Rendered,
     Server,
+    Suite,
 )
 from imagebisect.errors import EnvironmentFault, Interrupted, StartFailed, UsageError
 from imagebisect.host import differences, fingerprint, host_info
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from imagebisect.ledger import RunFolder
     from imagebisect.measure import Context
     from imagebisect.measure.cards import CardDetails, GpuProbe
+    from imagebisect.repetition import RepRule
     from imagebisect.search import Probe
 
 SETTLE_MIB = 64.0
@@ -399,6 +401,14 @@ def gather_facts(state: RunState, build: int, running: Running, *, said_version:
     return found
 
 
+def _rep_rules(suite: Suite, probe: Probe, scenario: str) -> dict[str, RepRule] | None:
+    """When each metric of a scenario has reps enough for the targets that the start serves; None: no search asks."""
+    if not probe.reps:
+        return None
+    targets = [suite.target(name) for name in probe.reps]
+    return {t.metric.name: probe.reps[t.name] for t in targets if t.scenario == scenario}
+
+
 def _use(
     bench: Bench,
     state: RunState,
@@ -462,6 +472,7 @@ def _use(
             known_processes=known_processes,
             has_metrics=bool(facts.get("has_metrics")),
             secrets=bench.secrets,
+            rep_rules=_rep_rules(suite, probe, name),
         )
         measurement: Measurement = measure.run(scenario, context)
         bench.record(Measured(start_id=spec.start_id, measurement=measurement))

@@ -57,15 +57,16 @@ def measure(scenario: Decode, context: Context) -> Measurement:
             )
             few = min(scenario.output_tokens, WARMUP_OUTPUT_TOKENS)
             rounds.take(shape, purpose="warmup", rep=0, sent=replace(shape, output_tokens=few))
-            values, per_token = [], []
-            for rep in range(scenario.reps):
-                taken = rounds.take_valid(shape, rep=rep)
+            rate, latency = f"c{concurrency}.decode_tok_s", f"c{concurrency}.output_token_s"
+            values, per_token = list[float](), list[float]()
+            while not context.enough_reps({rate: values, latency: per_token}, scenario.reps):
+                taken = rounds.take_valid(shape, rep=len(values))
                 seconds, clock = output_token_s(taken, shape)
                 values.append(taken.rep.value or 0.0)
                 per_token.append(seconds)
                 clocks.add(clock)
-                found[f"c{concurrency}.decode_tok_s"] = statistics.median(values)
-                found[f"c{concurrency}.output_token_s"] = statistics.median(per_token)
+                found[rate] = statistics.median(values)
+                found[latency] = statistics.median(per_token)
     except RoundFailedError as failed:
         failure = failed.failure
     rounds.samples["output_token_clock"] = sorted(clocks)

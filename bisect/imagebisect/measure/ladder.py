@@ -34,10 +34,10 @@ def measure(scenario: Ladder, context: Context) -> Measurement:
             if short not in warmed:
                 warmed.add(short)
                 rounds.take(shape, purpose="warmup", rep=0, sent=replace(shape, prompt_tokens=short))
-            values = []
-            for rep in range(scenario.reps):
-                values.append(rounds.take_valid(shape, rep=rep).rep.value or 0.0)
-                found[f"t{tokens}.prefill_tok_s"] = statistics.median(values)
+            name, values = f"t{tokens}.prefill_tok_s", list[float]()
+            while not context.enough_reps({name: values}, scenario.reps):
+                values.append(rounds.take_valid(shape, rep=len(values)).rep.value or 0.0)
+                found[name] = statistics.median(values)
         first, last = (found[f"t{tokens}.prefill_tok_s"] for tokens in (scenario.prompt_tokens[0], tokens))
         found["long_over_short"] = last / first
     except RoundFailedError as failed:

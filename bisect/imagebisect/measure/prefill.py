@@ -41,11 +41,10 @@ def measure(scenario: Prefill, context: Context) -> Measurement:
         for concurrency in scenario.concurrency:
             shape = Shape(concurrency=concurrency, prompt_tokens=scenario.prompt_tokens, output_tokens=1)
             rounds.take(shape, purpose="warmup", rep=0, sent=replace(shape, prompt_tokens=short))
-            values = []
-            for rep in range(scenario.reps):
-                taken = rounds.take_valid(shape, rep=rep)
-                values.append(taken.rep.value or 0.0)
-                found[f"c{concurrency}.prefill_tok_s"] = statistics.median(values)
+            name, values = f"c{concurrency}.prefill_tok_s", list[float]()
+            while not context.enough_reps({name: values}, scenario.reps):
+                values.append(rounds.take_valid(shape, rep=len(values)).rep.value or 0.0)
+                found[name] = statistics.median(values)
     except RoundFailedError as failed:
         failure = failed.failure
     if rounds.lowest_free_mib is not None:
