@@ -84,7 +84,7 @@ def walk(question: Question, answers: Mapping[str, Answer], *, limit: int = 500)
         question = replace(
             question,
             evidence=tuple(
-                _observed(evidence, probe, answers[evidence.target.name], len(probes))
+                _observed(question, evidence, probe, answers[evidence.target.name], len(probes))
                 if evidence.server == probe.server and evidence.target.scenario in probe.scenarios
                 else evidence
                 for evidence in question.evidence
@@ -107,8 +107,10 @@ def upto(found: Walk, starts: int) -> Question:
     return replace(found.question, evidence=cut)
 
 
-def _observed(evidence: Evidence, probe: Probe, answer: Answer, number: int) -> Evidence:
-    seen = evidence.observations.get(probe.build, ())
-    fresh = answer(probe.build, len(seen))
-    fresh = replace(fresh, at=number, confirming=probe.confirms.get(evidence.target.name))
-    return replace(evidence, observations={**evidence.observations, probe.build: (*seen, fresh)})
+def _observed(question: Question, evidence: Evidence, probe: Probe, answer: Answer, number: int) -> Evidence:
+    place = question.plan_index(probe.build)
+    seen = evidence.observations.get(place, ())
+    pair = probe.confirms.get(evidence.target.name)
+    confirming = (question.plan_index(pair[0]), question.plan_index(pair[1])) if pair else None
+    fresh = replace(answer(probe.build, len(seen)), at=number, confirming=confirming)
+    return replace(evidence, observations={**evidence.observations, place: (*seen, fresh)})

@@ -214,13 +214,13 @@ def loop(session: Session) -> None:
         probe = next_start(session.state)
         if probe is None:
             break
-        left = starts_left(session.state)
+        left = {server.name: left_of(session.state, server.name) for server in session.state.plan.suite.servers}
         session.progress.emit(
             Decided(
                 build=session.state.plan.builds[probe.build].name,
                 server=probe.server,
                 why=probe.why,
-                starts_left=left,
+                starts_left=sum(left.values()),
                 seconds_left=seconds_left(session.state, left),
             )
         )

@@ -264,7 +264,7 @@ class Floor:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """One complaint. `metric` is `<scenario>.<metric name>`."""
+    """One complaint. `metric` is `<scenario>.<metric name>`; `claimed` is how large somebody says the change is."""
 
     name: str
     scenario: str
@@ -272,6 +272,7 @@ class Target:
     worse: Worse
     floor: Floor
     role: TargetRole
+    claimed: Floor | None = None
 
     @property
     def metric_path(self) -> str:
@@ -324,7 +325,10 @@ class Suite:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run is about: the builds in order and the suite. `good < bad` are indices."""
+    """What a run is about: the builds, oldest first, and the suite. `good` and `bad` are indices.
+
+    `good < bad`, but where a fix is looked for the bad end is the older one.
+    """
 
     builds: tuple[Build, ...]
     suite: Suite
@@ -468,7 +472,11 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetResult:
-    """Where one target stands; `status` None while it is still open. Builds are indices."""
+    """Where one target stands; `status` None while it is still open. Builds are indices, oldest first.
+
+    `last_good` and `first_bad` are the two sides of the step; where a fix was looked for (`find`), the good side is the
+    newer one. `interval_percent` is the 95 % interval of `change_percent`.
+    """
 
     target: str
     status: Status | None
@@ -490,3 +498,5 @@ class TargetResult:
     anchor_bad: float | None = None
     threshold: float | None = None
     confidence: float | None = None
+    interval_percent: tuple[float, float] | None = None
+    find: Literal["regression", "fix"] = "regression"

@@ -10,8 +10,10 @@ from itertools import pairwise
 from imagebisect.calibration import LARGE_ENOUGH, MOST_STARTS, Difference, detectable, quantile
 from imagebisect.comparison import possible_rate
 from imagebisect.domain import LevelSummary, Status, Step, TargetResult, Verdict
+from imagebisect.evidence import Question
 from imagebisect.inquiry import Contradiction, Found, Inquiry
 from imagebisect.posterior import Fit
+from imagebisect.scenario import MetricKind
 from imagebisect.survival import Survival
 from imagebisect.verdict import level, start_range
 
@@ -97,6 +99,19 @@ def _found_steps(inquiry: Inquiry, found: Sequence[Found]) -> tuple[Step, ...]:
     return tuple(steps)
 
 
+def _interval_percent(
+    inquiry: Inquiry, belief: Fit | Survival | None, pair: tuple[int, int] | None, good_value: float | None
+) -> tuple[float, float] | None:
+    """The 95 % interval of the change between the two builds of a pair, as measured."""
+    if pair is None or not isinstance(belief, Fit) or not good_value or any(b not in inquiry.starts for b in pair):
+        return None
+    step = inquiry.between(*pair, belief)
+    half, scale = step.half_width(), inquiry.scale
+    unit = 1.0 if scale.kind is MetricKind.RATIO else abs(good_value)
+    low, high = sorted(scale.change(drop) / unit * 100 for drop in (step.drop - half, step.drop + half))
+    return low, high
+
+
 def result(
     inquiry: Inquiry,
     status: Status | None,
@@ -142,6 +157,7 @@ def result(
         anchor_bad=builds[ask.bad].value,
         threshold=threshold,
         confidence=found[0].chance if found else None,
+        interval_percent=_interval_percent(inquiry, belief, pair, low.value),
     )
 
 
@@ -164,13 +180,33 @@ def _spread_words(inquiry: Inquiry, spread: float) -> str:
     return inquiry.scale.words(spread, inquiry.target.metric.unit).lstrip("+-")
 
 
+def _claim_words(inquiry: Inquiry, found: Difference) -> str:
+    """Whether the change that somebody claimed is excluded; empty where nobody did."""
+    claimed = inquiry.target.claimed
+    if claimed is None:
+        return ""
+    values = inquiry.evidence.values(inquiry.ask.good)
+    amount = claimed.amount(level(values, inquiry.target.metric.kind)) if values else claimed.value
+    scale = inquiry.scale
+    if scale.kind is MetricKind.RATIO and values:
+        share = amount / abs(level(values, inquiry.target.metric.kind))
+        drop = -math.log1p(-min(share, 0.999)) if scale.sign > 0 else math.log1p(share)
+    else:
+        drop = amount
+    said = "excluded" if found.drop + found.half_width() < drop else "not excluded"
+    return f"; the claimed change of {_spread_words(inquiry, drop)} is {said}"
+
+
 def not_reproduced(inquiry: Inquiry, found: Difference) -> str:
     """The largest effect still possible is below the floor."""
     floor = inquiry.scale.words(inquiry.scale.floor, inquiry.target.metric.unit).lstrip("+-")
     pair = (inquiry.ask.good, inquiry.ask.bad)
+    possible = found.drop + found.half_width()
+    most = f"at most {_spread_words(inquiry, possible)} worse" if possible > 0 else "not worse at all"
     return (
-        f"the bad end differs by {_interval(inquiry, found)}: a change of {floor} is excluded here; starts of one build "
-        f"differ by {_spread_words(inquiry, found.spread)} (sd), {_starts(inquiry, pair)} starts"
+        f"the bad end differs by {_interval(inquiry, found)}, {most}: a change of {floor} is excluded here"
+        f"{_claim_words(inquiry, found)}; starts of one build differ by {_spread_words(inquiry, found.spread)} (sd), "
+        f"{_starts(inquiry, pair)} starts"
     )
 
 
@@ -181,6 +217,7 @@ def inconclusive(inquiry: Inquiry, found: Difference) -> str:
     return (
         f"the ends differ by {_interval(inquiry, found)} over {_starts(inquiry, pair)} starts: neither a regression nor "
         f"its absence; the smallest effect this host can show with {MOST_STARTS}+{MOST_STARTS} starts is {smallest}"
+        f"{_claim_words(inquiry, found)}"
     )
 
 
@@ -206,11 +243,21 @@ def range_words(inquiry: Inquiry) -> str:
     return f"in a range probed at {len(probed)} of {ask.bad - ask.good + 1} builds, longest unprobed stretch {longest}"
 
 
+def bracket_words(inquiry: Inquiry, pair: tuple[int, int]) -> str:
+    """Between which two builds the answer lies."""
+    good, bad = (inquiry.ask.names[build] for build in pair)
+    if inquiry.ask.fix:
+        return f"the first good build lies after {bad} and not after {good}"
+    return f"the first bad build lies after {good} and not after {bad}"
+
+
 def _pair_words(inquiry: Inquiry, one: Found, belief: Fit | Survival) -> str:
     names, pair = inquiry.ask.names, (one.last, one.first)
     text = f"{names[one.last]} is the last good build and {names[one.first]} the first bad one"
+    if inquiry.ask.fix:
+        text = f"{names[one.first]} is the last bad build and {names[one.last]} the first good one"
     if one.reason == "noise":
-        return f"the first bad build lies after {names[one.last]} and not after {names[one.first]} ({one.detail})"
+        return f"{bracket_words(inquiry, pair)} ({one.detail})"
     if inquiry.event or not isinstance(belief, Fit):
         rates = [
             level(inquiry.evidence.values(b), inquiry.target.metric.kind) for b in pair if inquiry.evidence.values(b)
@@ -264,7 +311,9 @@ def located(inquiry: Inquiry, found: Sequence[Found], belief: Fit | Survival) ->
         lines = f"{ask.lines[one.last]}, {ask.lines[one.first]}"
         text += _REASONS[one.reason].format(untestable=", ".join(between), lines=lines)
     if len(found) > 1:
-        more = ", ".join(f"{ask.names[f.last]} to {ask.names[f.first]}" for f in found[1:])
+        more = ", ".join(
+            " to ".join(ask.names[b] for b in sorted((f.last, f.first), key=ask.plan_index)) for f in found[1:]
+        )
         text += f"; more steps: {more}"
     if isinstance(belief, Fit) and belief.drift:
         drift = inquiry.scale.words(-belief.drift, inquiry.target.metric.unit)
@@ -275,10 +324,66 @@ def located(inquiry: Inquiry, found: Sequence[Found], belief: Fit | Survival) ->
 def contradicted(inquiry: Inquiry, found: Contradiction) -> str:
     """The order contradicts itself."""
     names = inquiry.ask.names
+    earlier, later = ("later", "earlier") if inquiry.ask.fix else ("earlier", "later")
     if found.build in (found.last, found.first):
-        how = f"{names[found.first]} is better than the earlier {names[found.last]}"
+        how = f"{names[found.first]} is better than the {earlier} {names[found.last]}"
     elif found.build < found.last:
-        how = f"{names[found.build]} is bad and the later {names[found.last]} is good"
+        how = f"{names[found.build]} is bad and the {later} {names[found.last]} is good"
     else:
-        how = f"{names[found.first]} is bad and the later {names[found.build]} is good"
+        how = f"{names[found.first]} is bad and the {later} {names[found.build]} is good"
     return f"{how}: every step found is listed, {range_words(inquiry)}"
+
+
+def excursion(inquiry: Inquiry, builds: Sequence[int], what: str) -> str:
+    """The ends are alike and builds between them are not."""
+    names = ", ".join(inquiry.ask.names[b] for b in sorted(builds, key=inquiry.ask.plan_index))
+    plural = "is" if len(builds) == 1 else "are"
+    return (
+        f"the two ends do not differ, but {names} between them {plural} bad ({what}): it broke and was mended; "
+        f"search with --bad {inquiry.ask.names[builds[0]]} for the first bad build, {range_words(inquiry)}"
+    )
+
+
+def with_excursions(inquiry: Inquiry, found: TargetResult, bad: Sequence[int]) -> TargetResult:
+    """A result whose ends are good and which says of each build between them that was looked at whether it is bad."""
+    ends = (inquiry.ask.good, inquiry.ask.bad)
+    builds = tuple(
+        replace(one, verdict=Verdict.BAD if one.build in bad else Verdict.GOOD)
+        if one.values and ends[0] <= one.build <= ends[1] and not one.marked
+        else one
+        for one in found.builds
+    )
+    return replace(found, builds=builds, steps=_verdict_steps(inquiry, builds))
+
+
+def in_plan_order(found: TargetResult, ask: Question) -> TargetResult:
+    """A result with the builds as the plan has them, oldest first."""
+    if not ask.fix:
+        return found
+    at = ask.plan_index
+
+    def turned(step: Step) -> Step:
+        change = step.change_percent
+        back = None if change is None or change == -100 else (100 / (100 + change) - 1) * 100
+        older, newer = at(step.first), at(step.last)
+        return Step(
+            last=older,
+            first=newer,
+            before=step.after,
+            after=step.before,
+            suspects=tuple(range(older + 1, newer + 1)),
+            change_percent=back,
+        )
+
+    pair = (None, None) if found.last_good is None or found.first_bad is None else (found.last_good, found.first_bad)
+    older, newer = (None, None) if pair[0] is None or pair[1] is None else (at(pair[1]), at(pair[0]))
+    return replace(
+        found,
+        find="fix",
+        last_good=newer,
+        first_bad=older,
+        suspects=() if older is None or newer is None else tuple(range(older + 1, newer + 1)),
+        untestable=tuple(sorted(at(b) for b in found.untestable)),
+        steps=tuple(turned(step) for step in reversed(found.steps)),
+        builds=tuple(replace(one, build=at(one.build)) for one in reversed(found.builds)),
+    )

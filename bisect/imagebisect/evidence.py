@@ -10,7 +10,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Literal
 
+from imagebisect import budget
 from imagebisect.domain import Failure, Measurement, Target, Verdict
 from imagebisect.noise import Noise
 from imagebisect.outcome import Cause, Effect, effect, is_own
@@ -65,8 +67,9 @@ class Evidence:
 class Question:
     """Everything the search decides on. `names` and `lines` are per build, `good < bad` the anchors.
 
-    `costs` are the seconds that a start of each build is expected to take (empty: all alike). `spent`: the budget is
-    used up, so that every open target ends with what it has.
+    `pulls` are the seconds that it takes until a build is here and `runs` those of a start, by server (empty: all
+    alike). `spent`: the budget is used up, so that every open target ends with what it has. `scan` are builds to start whatever the posterior says.
+    Where a fix is looked for the builds stand newest first, so that the good end comes first here too.
     """
 
     names: tuple[str, ...]
@@ -74,12 +77,25 @@ class Question:
     good: int
     bad: int
     evidence: tuple[Evidence, ...]
-    costs: tuple[float, ...] = ()
+    pulls: tuple[float, ...] = ()
+    runs: Mapping[str, float] = field(default_factory=dict)
     spent: bool = False
+    scan: tuple[int, ...] = ()
+    find: Literal["regression", "fix"] = "regression"
 
-    def cost(self, build: int) -> float:
+    @property
+    def fix(self) -> bool:
+        """Whether the first good build after a bad one is looked for."""
+        return self.find == "fix"
+
+    def plan_index(self, build: int) -> int:
+        """A build's place in the plan, oldest first (and the other way round: it is its own inverse)."""
+        return len(self.names) - 1 - build if self.fix else build
+
+    def cost(self, build: int, server: str) -> float:
         """What a start of a build costs, in seconds or in any unit that all share."""
-        return max(self.costs[build], 1e-3) if self.costs else 1.0
+        run = self.runs.get(server) or (sum(self.runs.values()) / len(self.runs) if self.runs else 1.0)
+        return max(run + (self.pulls[build] if self.pulls else 0.0), 1e-3)
 
 
 def _from_failure(failure: Failure, kind: MetricKind) -> Observation | None:
@@ -135,22 +151,36 @@ def observe(start: StartRecord, target: Target, at: int = 0) -> Observation | No
     return None
 
 
-def _costs(state: RunState) -> tuple[float, ...]:
-    """Expected seconds of a start of each build: pulling it, unless it is here, and a start as they went so far."""
-    over = [start.seconds for start in state.starts if start.outcome == "measured"]
-    pulls = list(state.pull_seconds.values())
-    if not over or not pulls:
-        return ()
-    pull, run = sum(pulls) / len(pulls), sum(over) / len(over)
-    # to a tenth of a start: the last second of a clock is no reason to prefer a build
-    unit = max(run / 10, 1e-3)
-    away, here = round((pull + run) / unit), round(run / unit)
-    return tuple(float(here if build.index in state.identities else away) for build in state.plan.builds)
+def _runs(state: RunState) -> dict[str, float]:
+    """Mean seconds of a start that was measured, by server, to two digits: a clock's last one is no reason to choose."""
+    seen: dict[str, list[float]] = {}
+    for start in state.starts:
+        if start.outcome == "measured":
+            seen.setdefault(start.intended.server, []).append(start.seconds)
+    return {server: float(f"{max(sum(own) / len(own), 1e-3):.2g}") for server, own in seen.items()}
+
+
+def _pulls(state: RunState, runs: Mapping[str, float]) -> dict[int, float]:
+    """Expected seconds until each build is here: 0 for those that are, to a tenth of a start for the others."""
+    known = list(state.pull_seconds.values())
+    if not runs or not known:
+        return {}
+    unit = max(sum(runs.values()) / len(runs) / 10, 1e-3)
+    pull = round(sum(known) / len(known) / unit) * unit
+    return {build.index: 0.0 if build.index in state.identities else pull for build in state.plan.builds}
+
+
+def sentinels(good: int, bad: int, count: int) -> tuple[int, ...]:
+    """`count` builds between the ends, evenly spaced; fewer where there are fewer."""
+    places = {round(good + (k + 1) * (bad - good) / (count + 1)) for k in range(count)}
+    return tuple(sorted(places - {good, bad}))
 
 
 def question(state: RunState) -> Question:
     """The search's question as the events so far leave it."""
-    plan = state.plan
+    plan, find = state.plan, state.created.options.find
+    order = plan.builds if find == "regression" else plan.builds[::-1]
+    place = {build.index: number for number, build in enumerate(order)}
     evidence = []
     for target in plan.suite.targets:
         server = plan.suite.server_of(target)
@@ -158,21 +188,31 @@ def question(state: RunState) -> Question:
         for build, failure in state.pull_failures.items():
             seen = _from_failure(failure, target.metric.kind)
             if seen is not None:
-                observations[build] = (seen,)
+                observations[place[build]] = (seen,)
         for number, start in enumerate(state.starts, start=1):
             if start.intended.server != server:
                 continue
             seen = observe(start, target, number)
             if seen is not None:
-                build = start.intended.build
-                observations[build] = (*observations.get(build, ()), seen)
-        marks = {build: verdict for (build, name), verdict in state.marks.items() if name == target.name}
-        evidence.append(Evidence(target=target, server=server, observations=observations, marks=marks))
+                if seen.confirming is not None:
+                    seen = replace(seen, confirming=(place[seen.confirming[0]], place[seen.confirming[1]]))
+                at = place[start.intended.build]
+                observations[at] = (*observations.get(at, ()), seen)
+        marks = {place[build]: verdict for (build, name), verdict in state.marks.items() if name == target.name}
+        noise = state.created.noise.get(target.name)
+        evidence.append(Evidence(target=target, server=server, observations=observations, marks=marks, noise=noise))
+    runs = _runs(state)
+    pulls = _pulls(state, runs)
+    good, bad = place[plan.good], place[plan.bad]
     return Question(
-        names=tuple(build.name for build in plan.builds),
-        lines=tuple(build.line for build in plan.builds),
-        good=plan.good,
-        bad=plan.bad,
+        names=tuple(build.name for build in order),
+        lines=tuple(build.line for build in order),
+        good=good,
+        bad=bad,
         evidence=tuple(evidence),
-        costs=_costs(state),
+        pulls=tuple(pulls[build.index] for build in order) if pulls else (),
+        runs=runs,
+        spent=budget.spent(state),
+        scan=sentinels(good, bad, state.created.options.scan),
+        find=find,
     )

@@ -358,7 +358,7 @@ class Inquiry:
         gains = self._gains(low, high, belief)
         scores = np.full(high - low + 1, -1.0)
         for build in able:
-            scores[build - low] = gains[build - low] / self.ask.cost(build)
+            scores[build - low] = gains[build - low] / self.ask.cost(build, self.evidence.server)
         if scores.max() <= 0:
             return None
         build = choice.best(scores, low)
@@ -455,7 +455,8 @@ class Inquiry:
             build = last if counts[last] % 2 == 0 else first
         else:
             build = min(able, key=lambda b: (counts[b], tries[b], b))
-        end = "last good" if build == last else "first bad"
+        side = ("first", "last") if self.ask.fix else ("last", "first")
+        end = f"{side[0]} good" if build == last else f"{side[1]} bad"
         return Wish(
             build=build,
             purpose="confirm",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from imagebisect import endings
-from imagebisect.calibration import MOST_STARTS, Ends, compare
+from imagebisect.calibration import LARGE_ENOUGH, MOST_STARTS, Ends, compare, difference, quantile
 from imagebisect.domain import Plan, Status, Target, TargetResult, TargetRole
 from imagebisect.evidence import Evidence, Question, question
 from imagebisect.inquiry import Contradiction, Found, Inquiry, Wish
@@ -30,10 +30,13 @@ WATCHED_STARTS = 2
 CONFIRMING = 2
 """Starts that a confirmation takes where nothing is in doubt."""
 
+EXCURSION_STARTS = 2
+"""Starts of a build between ends that are alike, before it is called bad."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """The next start: one server on one build, the scenarios to run in it and why.
+    """The next start: one server on one build (its place in the plan), the scenarios to run in it and why.
 
     `confirms` names the targets whose final pair the start is to confirm; `reps` says when each target has enough.
     """
@@ -87,8 +90,7 @@ def _open(inquiry: Inquiry, wish: Wish, *, belief: Fit | Survival | None = None,
         text = "the budget was spent before the two ends could be told apart"
         found = endings.result(inquiry, Status.INCONCLUSIVE, "budget", sentence=text)
         return Standing(evidence=inquiry.evidence, result=found)
-    names = inquiry.ask.names
-    text = f"the budget is spent: the first bad build lies after {names[pair[0]]} and not after {names[pair[1]]}"
+    text = f"the budget is spent: {endings.bracket_words(inquiry, pair)}"
     found = endings.result(inquiry, Status.NARROWED, "budget", belief=belief, pair=pair, sentence=text)
     return Standing(evidence=inquiry.evidence, result=found)
 
@@ -125,6 +127,9 @@ def _anchors(inquiry: Inquiry) -> Standing | None:
             text = endings.improved(inquiry, found)
             return _ended(inquiry, endings.result(inquiry, Status.IMPROVED, None, sentence=text))
         case Ends.NOT_REPRODUCED:
+            between = _excursions(inquiry)
+            if between is not None:
+                return between
             text = endings.not_reproduced(inquiry, found)
             return _ended(inquiry, endings.result(inquiry, Status.NOT_REPRODUCED, None, sentence=text))
         case Ends.MORE:
@@ -145,6 +150,9 @@ def _event_anchors(inquiry: Inquiry) -> Standing | None:
         case "reproduced":
             return None
         case "not_reproduced":
+            between = _excursions(inquiry)
+            if between is not None:
+                return between
             text = endings.events_not_reproduced(inquiry, len(bad))
             return _ended(inquiry, endings.result(inquiry, Status.NOT_REPRODUCED, None, sentence=text))
         case "improved":
@@ -186,6 +194,83 @@ def _more(inquiry: Inquiry, *, wanted: tuple[bool, bool]) -> Standing | None:
     return _open(inquiry, wish, left=left)
 
 
+def _scan(inquiry: Inquiry) -> Wish | None:
+    """A sentinel that was not looked at yet, or its nearest neighbour that can be; None once all were."""
+    ask = inquiry.ask
+    if not ask.scan:
+        return None
+    reach = max((ask.bad - ask.good) // (2 * (len(ask.scan) + 1)), 0)
+    pending = []
+    for sentinel in ask.scan:
+        near = sorted(
+            range(max(sentinel - reach, ask.good + 1), min(sentinel + reach + 1, ask.bad)),
+            key=lambda b: (abs(b - sentinel), b),
+        )
+        able = [build for build in near if not inquiry.untestable(build)]
+        if able and not inquiry.tested(able[0]):
+            pending.append(able[0])
+    pending = list(dict.fromkeys(pending))
+    if not pending:
+        return None
+    return Wish(
+        build=pending[0],
+        purpose="scan",
+        why=f"{ask.names[pending[0]]} is one of {len(ask.scan)} builds to look at whatever else is known",
+        pair=(ask.good, ask.bad),
+        gains=dict.fromkeys(pending, 0.5) | {pending[0]: 1.0},
+        wants=frozenset(pending),
+    )
+
+
+def _excursions(inquiry: Inquiry) -> Standing | None:
+    """Where the ends are alike and a scan was asked for: its wish, or what it found between them."""
+    ask = inquiry.ask
+    wish = _scan(inquiry)
+    if wish is not None:
+        return None if ask.spent else _open(inquiry, wish, left=len(wish.wants))
+    seen = [b for b in range(ask.good + 1, ask.bad) if inquiry.evidence.values(b) and b not in inquiry.marks]
+    if not ask.scan or not seen:
+        return None
+    found: list[int] = []
+    what = "it dies there"
+    for build in seen:
+        sure, doubted, words = _apart(inquiry, build)
+        if sure:
+            found.append(build)
+            what = words
+        elif doubted and inquiry.can_start(build) and not ask.spent:
+            why = f"the ends are alike and {ask.names[build]} is not: it is started again"
+            again = Wish(
+                build=build,
+                purpose="recheck",
+                why=why,
+                pair=(ask.good, ask.bad),
+                gains={build: 1.0},
+                wants=frozenset({build}),
+            )
+            return _open(inquiry, again, left=1)
+    if not found:
+        return None
+    text = endings.excursion(inquiry, found, what)
+    result = endings.result(inquiry, Status.INCONSISTENT, None, sentence=text)
+    return _ended(inquiry, endings.with_excursions(inquiry, result, found))
+
+
+def _apart(inquiry: Inquiry, build: int) -> tuple[bool, bool, str]:
+    """Whether a build is surely worse than both ends, whether it may be and was looked at too little, and by how much."""
+    ask = inquiry.ask
+    if inquiry.event:
+        dead = sum(value != 1.0 for value in inquiry.survivals[build])
+        return dead >= 2, dead == 1 and len(inquiry.survivals[build]) < EXCURSION_STARTS, "it dies there"
+    both = (*inquiry.starts[ask.good], *inquiry.starts[ask.bad])
+    found = difference(both, inquiry.starts[build], inquiry.scale)
+    count = len(inquiry.starts[build])
+    large = found.drop > LARGE_ENOUGH * inquiry.scale.floor
+    sure = large and count >= EXCURSION_STARTS and found.t > quantile(0.995, found.df)
+    doubted = large and count < EXCURSION_STARTS and found.t > quantile(0.95, found.df)
+    return sure, doubted, inquiry.scale.words(found.drop, inquiry.target.metric.unit)
+
+
 def _left(wish: Wish, belief: Fit | Survival) -> int:
     if wish.purpose == "confirm":
         return 1 + (wish.gains.get(wish.pair[0], 0) > 0 and wish.gains.get(wish.pair[1], 0) > 0)
@@ -201,6 +286,9 @@ def stand(ask: Question, evidence: Evidence) -> Standing:
     if unsettled is not None:
         return unsettled
     belief = inquiry.belief(ask.good, ask.bad)
+    scanning = _scan(inquiry)
+    if scanning is not None:
+        return _open(inquiry, scanning, belief=belief, left=_left(scanning, belief))
     pieces = inquiry.resolve(ask.good, ask.bad)
     wish = next((piece for piece in pieces if isinstance(piece, Wish)), None)
     if wish is not None:
@@ -260,7 +348,7 @@ def _choose(ask: Question, opened: list[Standing]) -> tuple[int, str, Standing]:
         assert standing.wish is not None
         for build, gain in standing.wish.gains.items():
             key = (standing.evidence.server, build)
-            scores[key] = scores.get(key, 0.0) + gain / ask.cost(build)
+            scores[key] = scores.get(key, 0.0) + gain / ask.cost(build, key[0])
     wished = [(s.evidence.server, s.wish.build) for s in first if s.wish]
     servers = {server: number for number, (server, _) in enumerate(reversed(wished))}
     ranked = set(wished) | set(scores)
@@ -299,14 +387,14 @@ def decide(ask: Question, scenarios_of: Mapping[str, tuple[str, ...]]) -> Probe 
     if build != chosen.wish.build:
         why = f"{ask.names[build]} tells the open targets most for its cost"
     return Probe(
-        build=build,
+        build=ask.plan_index(build),
         server=server,
         scenarios=tuple(name for name in scenarios_of[server] if name in needed),
         targets=tuple(target.name for target in wanted),
         purpose=chosen.wish.purpose,
         why=f"{chosen.evidence.target.name}: {why}",
         confirms={
-            s.evidence.target.name: s.wish.confirming
+            s.evidence.target.name: (ask.plan_index(s.wish.confirming[0]), ask.plan_index(s.wish.confirming[1]))
             for s in sharing
             if s.wish and s.wish.confirming and build in s.wish.confirming
         },
@@ -314,26 +402,34 @@ def decide(ask: Question, scenarios_of: Mapping[str, tuple[str, ...]]) -> Probe 
     )
 
 
-def starts_left(ask: Question) -> int:
+def starts_left_by_server(ask: Question) -> dict[str, int]:
     """The starts expected still to come: each server's longest search, and a confirmation for each other target."""
     by_server: dict[str, list[int]] = {}
     for standing in standings(ask):
         if standing.evidence.target.role is TargetRole.BISECT and standing.wish is not None:
             by_server.setdefault(standing.evidence.server, []).append(standing.left)
-    return sum(max(left) + (CONFIRMING + 1) * (len(left) - 1) for left in by_server.values())
+    return {server: max(left) + (CONFIRMING + 1) * (len(left) - 1) for server, left in by_server.items()}
+
+
+def starts_left(ask: Question) -> int:
+    """The starts expected still to come, on all servers together."""
+    return sum(starts_left_by_server(ask).values())
 
 
 def results(state: RunState) -> tuple[TargetResult, ...]:
     """Where each target of a run stands now, in suite order."""
+    ask = question(state)
     return tuple(
-        _watched(standing) if standing.evidence.target.role is TargetRole.WATCH else standing.result
-        for standing in standings(question(state))
+        endings.in_plan_order(
+            _watched(standing) if standing.evidence.target.role is TargetRole.WATCH else standing.result, ask
+        )
+        for standing in standings(ask)
     )
 
 
 def worst_case_starts(plan: Plan) -> dict[str, int]:
     """Starts of each server if nothing can be shared, every build can be tested and three starts an end are needed."""
-    halvings = _halvings(plan.bad - plan.good)
+    halvings = _halvings(abs(plan.bad - plan.good))
     counts: dict[str, int] = {}
     for target in plan.suite.targets:
         if target.role is TargetRole.BISECT:

@@ -40,9 +40,11 @@ from imagebisect.outcome import MAX_RETRIES, Cause, is_own, is_transient, stops
 from imagebisect.progress import Decided, Noted, Progress, Pulling, RunBegan
 from imagebisect.runtime.base import Runtime
 from imagebisect.scenario import scenario_order
-from imagebisect.search import Probe, decide, results, starts_left
+from imagebisect.search import Probe, decide, results, starts_left_by_server
 from imagebisect.start import Bench, host_now, run_start, tidy
 from imagebisect.state import (
+    Budget,
+    BudgetSet,
     BuildPresent,
     CompareSpec,
     Event,
@@ -152,10 +154,20 @@ def exit_code(state: RunState) -> tuple[ExitCode, str]:
     return exit_code_of(results(state), {target.name: target.role for target in state.plan.suite.targets})
 
 
-def seconds_left(state: RunState, starts: int) -> float | None:
-    """Expected seconds of `starts` more starts, from the mean of those that are over; None before the first."""
-    over = [start.seconds for start in state.starts if start.outcome in ("measured", "failed")]
-    return starts * sum(over) / len(over) if over else None
+def seconds_left(state: RunState, starts: Mapping[str, int]) -> float | None:
+    """Expected seconds of so many more starts by server, from the mean of those that are over; None before the first.
+
+    A server that was not started yet is taken for the mean of the others.
+    """
+    over: dict[str, list[float]] = {}
+    for start in state.starts:
+        if start.outcome in ("measured", "failed"):
+            over.setdefault(start.intended.server, []).append(start.seconds)
+    if not over:
+        return None
+    means = {server: sum(seconds) / len(seconds) for server, seconds in over.items()}
+    overall = sum(means.values()) / len(means)
+    return sum(count * means.get(server, overall) for server, count in starts.items())
 
 
 def secrets_of(plan: Plan) -> tuple[str, ...]:
@@ -311,13 +323,13 @@ class Session:
         """The search's next wish, told to whoever watches."""
         probe = decide(ask, scenarios_of(self.state.plan))
         if probe is not None:
-            left = starts_left(ask)
+            left = starts_left_by_server(ask)
             self.progress.emit(
                 Decided(
                     build=self.state.plan.builds[probe.build].name,
                     server=probe.server,
                     why=probe.why,
-                    starts_left=left,
+                    starts_left=sum(left.values()),
                     seconds_left=seconds_left(self.state, left),
                 )
             )
@@ -468,6 +480,14 @@ def probe(
                 )
         session.record(RunFinished(at=utc_now(), exit_code=ExitCode.NOTHING_REGRESSED))
         return session.state
+
+
+def set_budget(folder: RunFolder, budget: Budget) -> None:
+    """Give a search another budget. UsageError for a run that is no search."""
+    with folder.lock():
+        if folder.load().created.purpose != "search":
+            raise UsageError(f"{folder.run_id} is no search: it has no budget", next_step="leave --budget out")
+        folder.append(BudgetSet(budget=budget))
 
 
 def mark(folder: RunFolder, build: str, target: str, verdict: Verdict | None) -> RunState:

@@ -45,7 +45,7 @@ def test_lines_carry_the_time_and_what_happens(monkeypatch):
     assert "\x1b" not in text
     for needed in (
         "b07 on bt4096",
-        "at most 9 starts left, about 60 min",
+        "about 9 starts left, about 60 min",
         "rep 1/3: 1,415 tok/s",
         "cache hit",
         "unknown_flag: --x is not known",
@@ -76,7 +76,7 @@ def test_one_is_no_plural():
     last = Decided(build="b", server="s", why="x", starts_left=1, seconds_left=None)
     began = RunBegan(run_id="r1", folder="f", builds=1, resumed=False)
 
-    assert "at most 1 start left" in (progress.line_of(last) or "")
+    assert "about 1 start left" in (progress.line_of(last) or "")
     assert "r1: 1 build," in (progress.line_of(began) or "")
 
 

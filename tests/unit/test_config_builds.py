@@ -87,7 +87,6 @@ def test_anchors_and_merge_keys_share_profiles(tmp_path):
         ),
         (f"  - {{name: a, digest: '{D1}', rôle: good}}\n  - {{name: b, digest: '{D2}'}}\n", "there is no such key"),
         (f"  - {{name: a, digst: '{D1}'}}\n  - {{name: b, digest: '{D2}'}}\n", "did you mean digest?"),
-        (f"  - {{name: a, digest: '{D1}', role: bad}}\n  - {{name: b, digest: '{D2}', role: good}}\n", "oldest first"),
         (
             f"  - {{name: a, digest: '{D1}', role: good}}\n  - {{name: b, digest: '{D2}', role: good}}\n",
             "a is the good end already",

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagebisect.domain import Floor, Status, TargetRole, Verdict
-from imagebisect.evidence import Evidence, Observation
+from imagebisect.endings import in_plan_order
+from imagebisect.evidence import Evidence, Observation, sentinels
 from imagebisect.scenario import MetricKind
 from imagebisect.search import stand, starts_left
 from search_world import ask, step_values, target, upto, walk, with_skips
@@ -373,3 +374,118 @@ def test_a_build_that_is_gone_when_it_is_to_be_confirmed_ends_the_target():
 
     assert (result.status, result.reason) == (Status.NARROWED, "untestable")
     assert (result.last_good, result.first_bad) == (4, 5)
+
+
+# ------------------------------------------------------------- fixes, scans and budgets
+
+
+def fixed_values(first_good, *, good=1415.0, bad=755.0):
+    """Noiseless, by place in the plan: bad before `first_good`, good from it on."""
+    return lambda build, _seen: Observation(value=good if build >= first_good else bad)
+
+
+@pytest.mark.parametrize("count", [2, 3, 8, 17])
+def test_the_first_good_build_after_a_bad_one_is_found(count):
+    """Where a fix is looked for, the same search names the last bad and the first good build, in the plan's order."""
+    for first_good in range(1, count):
+        question = replace(ask(count, [Evidence(target=target(), server="s")]), find="fix")
+        question = replace(question, names=question.names[::-1])
+        found = walk(question, {"long-prefill": fixed_values(first_good)})
+        result = in_plan_order(found.standings[0].result, found.question)
+
+        assert result.status is Status.CONFIRMED
+        assert (result.first_bad, result.last_good) == (first_good - 1, first_good)
+        assert result.suspects == (first_good,)
+        assert (result.find, result.builds[first_good].verdict) == ("fix", Verdict.GOOD)
+        assert f"b{first_good - 1} is the last bad build and b{first_good} the first good one" in result.sentence
+        (step,) = result.steps
+        assert (step.last, step.first, step.before, step.after) == (
+            first_good - 1,
+            first_good,
+            Verdict.BAD,
+            Verdict.GOOD,
+        )
+        assert step.change_percent == pytest.approx((1415 / 755 - 1) * 100)
+
+
+def broken_between(*bad, good=1415.0, low=755.0):
+    """Noiseless: only these builds are bad."""
+    return lambda build, _seen: Observation(value=low if build in bad else good)
+
+
+def test_a_scan_finds_what_broke_and_was_mended_between_ends_that_are_alike():
+    """Good ends and a bad stretch between: without a scan not reproduced, with it every step and where to go on."""
+    bad = range(6, 11)
+    plain, _ = one(17, broken_between(*bad))
+    question = replace(ask(17, [Evidence(target=target(), server="s")]), scan=sentinels(0, 16, 3))
+    found = walk(question, {"long-prefill": broken_between(*bad)})
+    result = found.standings[0].result
+
+    assert plain.status is Status.NOT_REPRODUCED
+    assert result.status is Status.INCONSISTENT
+    assert [(step.last, step.first) for step in result.steps] == [(4, 8), (8, 12)]
+    assert "b8 between them is bad (-46.6 %): it broke and was mended; search with --bad b8" in result.sentence
+    assert len(found.probes) <= 6 + 3 + 1
+
+
+def test_a_scan_of_equal_builds_changes_nothing_but_what_was_looked_at():
+    """Sentinels that agree with the ends leave the end as it is, one start each."""
+    question = replace(ask(17, [Evidence(target=target(), server="s")]), scan=sentinels(0, 16, 3))
+    found = walk(question, {"long-prefill": broken_between()})
+
+    assert found.standings[0].result.status is Status.NOT_REPRODUCED
+    assert sorted({probe.build for probe in found.probes}) == [0, 4, 8, 12, 16]
+
+
+def test_sentinels_are_looked_at_although_the_search_would_not():
+    """With a scan, an early break that was mended is not missed beside a later one."""
+    question = replace(ask(33, [Evidence(target=target(), server="s")]), scan=sentinels(0, 32, 7))
+    found = walk(question, {"long-prefill": broken_between(3, 4, 5, *range(28, 33))})
+    result = found.standings[0].result
+
+    assert result.status is Status.INCONSISTENT
+    assert any(step.last < 3 <= step.first for step in result.steps)
+    assert any(step.last < 28 <= step.first for step in result.steps)
+
+
+def test_an_untestable_sentinel_is_replaced_by_its_neighbour():
+    """A scan goes on beside a build that cannot be tested."""
+    question = replace(ask(17, [Evidence(target=target(), server="s")]), scan=(8,))
+    found = walk(question, {"long-prefill": with_skips(broken_between(), [8])})
+
+    assert 7 in {probe.build for probe in found.probes}
+
+
+@pytest.mark.parametrize("starts", range(1, 9))
+def test_a_spent_budget_ends_with_the_bracket_so_far(starts):
+    """Whenever it is spent, the target ends: narrowed to what holds the truth, or inconclusive before the ends are known."""
+    _, found = one(32, step_values(21))
+    cut = replace(upto(found, starts), spent=True)
+    standing = stand(cut, cut.evidence[0])
+
+    assert standing.wish is None
+    assert standing.result.reason == "budget"
+    if starts < 2:
+        assert standing.result.status is Status.INCONCLUSIVE
+    else:
+        assert standing.result.status is Status.NARROWED
+        assert 21 in standing.result.suspects
+        assert "the budget is spent: the first bad build lies after" in standing.result.sentence
+
+
+def test_what_was_claimed_is_said_to_be_excluded_or_not():
+    """A complaint that does not reproduce says what became of the claim."""
+    claimed = replace(target(), claimed=Floor(value=0.47, relative=True))
+    result, _ = one(8, step_values(8), target=claimed)
+
+    assert result.status is Status.NOT_REPRODUCED
+    assert "the claimed change of 47 % is excluded" in result.sentence
+
+
+def test_a_confirmed_step_has_its_interval():
+    """The change of the final pair with its 95 % interval, as measured."""
+    result, _ = one(16, step_values(9))
+
+    low, high = result.interval_percent
+    assert low < result.change_percent < high
+    assert -50 < low < high < -44

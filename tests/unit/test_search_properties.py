@@ -154,7 +154,8 @@ def test_cheaper_builds_are_preferred_where_they_tell_as_much():
     cut = {b: seen for b, seen in evidence.observations.items() if seen[0].at <= 2}
     here = replace(
         ask(32, [replace(evidence, observations=cut)]),
-        costs=tuple(300.0 if build == 18 else 900.0 for build in range(32)),
+        pulls=tuple(0.0 if build == 18 else 600.0 for build in range(32)),
+        runs={"s": 300.0},
     )
 
     assert decide(here, {"s": ("long",)}).build == 18

@@ -35,6 +35,15 @@ AddArgs = Annotated[
 Envs = Annotated[
     list[str] | None, typer.Option("--env", help="An env variable for every server, NAME=VALUE; reported. Repeatable.")
 ]
+FindFix = Annotated[
+    bool, typer.Option("--find-fix", help="Find the first good build after a bad one: the bad end is the older one.")
+]
+Budgets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--budget", help="End with what is known after so many '12 starts', '2h' or '4 gpu-hours'. Repeatable."
+    ),
+]
 RunName = Annotated[str | None, typer.Argument(metavar="RUN", help="The run's name or folder (default: the newest).")]
 
 BROKEN_PIPE = 141
@@ -77,6 +86,7 @@ def load_plan(
     vars_file: Path | None,
     add_args: Sequence[str] | None,
     envs: Sequence[str] | None,
+    find_fix: bool = False,
 ) -> Plan:
     """Both files and the overlays as a plan."""
     from imagebisect import config
@@ -92,6 +102,7 @@ def load_plan(
         vars_file=vars_file,
         add_args=tuple(add_args or ()),
         envs=overlays,
+        find_fix=find_fix,
     )
 
 

@@ -60,7 +60,7 @@ def line_of(event: ProgressEvent) -> str | None:
             )
         case Decided():
             left = f", about {duration(event.seconds_left)}" if event.seconds_left is not None else ""
-            starts = f"at most {count(event.starts_left, 'start')} left{left}"
+            starts = f"about {count(event.starts_left, 'start')} left{left}"
             return f"next: {event.build} on {event.server} ({event.why}); {starts}"
         case PhaseBegan():
             if event.phase in ("create", "stop") or (event.phase == "boot" and event.detail):

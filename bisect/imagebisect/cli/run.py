@@ -49,19 +49,36 @@ def run(
     vars_file: common.VarsFile = None,
     add_args: common.AddArgs = None,
     envs: common.Envs = None,
+    find_fix: common.FindFix = False,
+    scan: Annotated[
+        int,
+        typer.Option("--scan", min=0, help="Also start so many evenly spaced builds: for ranges that break twice."),
+    ] = 0,
+    budgets: common.Budgets = None,
     name: Annotated[str | None, typer.Option("--name", help="The run's name (default: date and time).")] = None,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
 ) -> None:
     """Find the first bad build of every target."""
     with common.handled(as_json=as_json):
-        from imagebisect import config, session
+        from imagebisect import budget, config, session
+        from imagebisect.state import SearchOptions
 
+        limits = budget.parse(budgets or ())
         plan = common.load_plan(
-            images, suite, good=good, bad=bad, sets=sets, vars_file=vars_file, add_args=add_args, envs=envs
+            images,
+            suite,
+            good=good,
+            bad=bad,
+            sets=sets,
+            vars_file=vars_file,
+            add_args=add_args,
+            envs=envs,
+            find_fix=find_fix,
         )
         config.require_startable(plan)
-        folder = session.create(plan, results, name=name)
+        options = SearchOptions(find="fix" if find_fix else "regression", scan=scan, budget=limits)
+        folder = session.create(plan, results, name=name, options=options)
         state = going.go(folder, as_json=as_json, quiet=quiet)
         raise typer.Exit(going.answer(folder, state, as_json=as_json))
 
@@ -73,15 +90,16 @@ def resume(
     if_unfinished: Annotated[
         bool, typer.Option("--if-unfinished", help="Do nothing (exit 0) when there is no unfinished run: for @reboot.")
     ] = False,
+    budgets: common.Budgets = None,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
 ) -> None:
-    """Go on with a run that was stopped or killed.
+    """Go on with a run that was stopped or killed, or whose budget was spent.
 
-    No finished measurement is repeated.
+    No finished measurement is repeated. --budget replaces the one that the run had, counted from its beginning.
     """
     with common.handled(as_json=as_json):
-        from imagebisect import ledger
+        from imagebisect import budget, ledger, session
 
         if if_unfinished and run_name is None:
             unfinished = _unfinished(results)
@@ -96,5 +114,7 @@ def resume(
             folder = ledger.find(results, run_name)
             if _is_probe(folder):
                 raise UsageError(f"{folder.run_id} is a probe: it is not resumed", next_step="`bisect probe` it again")
+        if budgets:
+            session.set_budget(folder, budget.parse(budgets))
         state = going.go(folder, as_json=as_json, quiet=quiet)
         raise typer.Exit(going.answer(folder, state, as_json=as_json))

@@ -26,8 +26,12 @@ def load_plan(
     vars_file: Path | None = None,
     add_args: tuple[str, ...] = (),
     envs: Mapping[str, str] | None = None,
+    find_fix: bool = False,
 ) -> Plan:
-    """Read both files. ConfigError with every problem of both; UsageError for anchors that are not there."""
+    """Read both files. ConfigError with every problem of both; UsageError for anchors that are not there.
+
+    `find_fix`: the bad end is the older one.
+    """
     problems: list[Problem] = []
     builds: tuple[Build, ...] = ()
     try:
@@ -41,12 +45,21 @@ def load_plan(
     problems += _words_that_are_no_flags(builds, loaded)
     if problems:
         raise ConfigError(tuple(problems))
-    first = _anchor(builds, good, BuildRole.GOOD, default=0, option="--good")
-    last = _anchor(builds, bad, BuildRole.BAD, default=len(builds) - 1, option="--bad")
-    if first >= last:
+    oldest, newest = 0, len(builds) - 1
+    low, high = (newest, oldest) if find_fix else (oldest, newest)
+    first = _anchor(builds, good, BuildRole.GOOD, default=low, option="--good")
+    last = _anchor(builds, bad, BuildRole.BAD, default=high, option="--bad")
+    if find_fix and last >= first:
+        raise UsageError(
+            f"to find a fix, the bad end {builds[last].name} must stand before the good end {builds[first].name} in "
+            f"{images}",
+            next_step="the list is ordered oldest first; choose other ends with --good and --bad, or leave --find-fix out",
+        )
+    if not find_fix and first >= last:
         raise UsageError(
             f"the good end {builds[first].name} must stand before the bad end {builds[last].name} in {images}",
-            next_step="the list is ordered oldest first; choose other ends with --good and --bad",
+            next_step="the list is ordered oldest first; choose other ends with --good and --bad (or --find-fix, to find "
+            "the first good build after a bad one)",
         )
     return Plan(builds=builds, suite=loaded, good=first, bad=last, images_file=str(images))
 

@@ -205,14 +205,8 @@ def _check_list(builds: list[Build], problems: Problems) -> None:
     for role, found in ((BuildRole.GOOD, good), (BuildRole.BAD, bad)):
         if len(found) > 1:
             problems.add(("builds", found[1].index, "role"), f"{found[0].name} is the {role} end already")
-    low = good[0].index if good else 0
-    high = bad[0].index if bad else len(builds) - 1
-    if low >= high:
-        culprit = bad[0] if bad else good[0]
-        problems.add(
-            ("builds", culprit.index, "role"),
-            f"the good end ({builds[low].name}) must stand before the bad end ({builds[high].name}): oldest first",
-        )
+    if good and bad and good[0].index == bad[0].index:
+        problems.add(("builds", bad[0].index, "role"), f"{bad[0].name} cannot be both ends")
 
 
 def _key(source: Source) -> str | None:

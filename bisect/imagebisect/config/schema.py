@@ -363,6 +363,7 @@ class TargetEntry(Strict):
     metric: Text = Field(examples=["long.c1.prefill_tok_s"])
     worse: Worse = Field(examples=["lower"])
     floor: Text | None = None
+    claimed: Text | None = Field(default=None, examples=["47%"])
     role: TargetRole = TargetRole.BISECT
 
 

@@ -41,9 +41,18 @@ def read_target(
             (*place, "metric"), f"{scenario_name} has no such metric; expected one of {known}; found {entry.metric!r}"
         )
     floor = _floor(entry.floor, metric.kind if metric is not None else None, place, problems)
+    claimed = _claimed(entry.claimed, metric.kind if metric is not None else None, place, problems)
     if metric is None or floor is None:
         return None
-    return Target(name=name, scenario=scenario_name, metric=metric, worse=entry.worse, floor=floor, role=entry.role)
+    return Target(
+        name=name,
+        scenario=scenario_name,
+        metric=metric,
+        worse=entry.worse,
+        floor=floor,
+        role=entry.role,
+        claimed=claimed,
+    )
 
 
 def _metrics_known(scenario: Scenario, problems: Problems) -> bool:
@@ -51,6 +60,16 @@ def _metrics_known(scenario: Scenario, problems: Problems) -> bool:
     spoilt = problems.spoilt_keys(("scenarios", scenario.name))
     known = set(KINDS[scenario.kind].model_fields) - {_SHAPED_BY.get(type(scenario), "")}
     return spoilt <= known
+
+
+def _claimed(text: str | None, kind: MetricKind | None, place: PathIn, problems: Problems) -> Floor | None:
+    """How large somebody says the change is, so that the answer can say whether that is excluded."""
+    if text is None:
+        return None
+    if kind is MetricKind.EVENT:
+        problems.add((*place, "claimed"), "an event either happens or not: remove the claim")
+        return None
+    return _amount(text, (*place, "claimed"), problems)
 
 
 def _floor(text: str | None, kind: MetricKind | None, place: PathIn, problems: Problems) -> Floor | None:
@@ -65,6 +84,11 @@ def _floor(text: str | None, kind: MetricKind | None, place: PathIn, problems: P
             example = "256 (MiB)" if kind is MetricKind.LEVEL else "10%"
             problems.add(at, f"is missing: the smallest change that matters, such as {example}")
         return None
+    return _amount(text, at, problems)
+
+
+def _amount(text: str, at: PathIn, problems: Problems) -> Floor | None:
+    """A share (`10%`) or an amount in the metric's unit (`256`)."""
     match = _FLOOR.fullmatch(text)
     if match is None or float(match[1]) <= 0:
         problems.add(at, f"expected a share such as 10% or an amount such as 256, found {text!r}")
