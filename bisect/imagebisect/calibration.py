@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 
-from imagebisect.noise import BETWEEN_DF, within_variance
+from imagebisect.noise import BETWEEN_DF, between_prior, within_variance
 from imagebisect.posterior import Start, within_slopes
 from imagebisect.quantiles import student_quantile
 from imagebisect.scale import Scale
@@ -36,6 +36,12 @@ DRIFTING = 0.4
 
 ODD = 0.05
 """Share of starts that are odd for reasons of their own."""
+
+FAST_ODD = 0.1
+"""How much rarer odd starts are above their level than below it: most that goes wrong makes a start slow."""
+
+ODD_SURPRISE = 0.05
+"""Chance below which so many odd starts are no accident."""
 
 
 class Ends(StrEnum):
@@ -83,22 +89,40 @@ def _median(values: Sequence[float]) -> float:
     return ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2
 
 
-def location(values: Sequence[float], spread: float, width: float) -> tuple[float, float, float]:
+def location(values: Sequence[float], spread: float, width: float, share: float = ODD) -> tuple[float, float, float]:
     """(location, effective number, weighted squares) of one side; odd starts count by their chance of being none.
 
-    Two starts that disagree are left to disagree: nobody knows which is the odd one.
+    `share` of the starts are odd. Two starts that disagree are left to disagree: nobody knows which is the odd one.
     """
     middle, weights = _median(values), [1.0] * len(values)
-    if len(values) > 2:
-        odd = ODD / (1 - ODD) * math.sqrt(2 * math.pi) * spread / width
+    if len(values) > 2 and share > 0:
+        odd = share / (1 - share) * math.sqrt(2 * math.pi) * spread / width
         for _ in range(5):
-            weights = [1 / (1 + odd * math.exp(min(((v - middle) / spread) ** 2 / 2, 60.0))) for v in values]
+            weights = [
+                1 / (1 + odd * (1 if v < middle else FAST_ODD) * math.exp(min(((v - middle) / spread) ** 2 / 2, 60.0)))
+                for v in values
+            ]
             total = sum(weights)
             if total < 1:
                 return _median(values), float(len(values)), sum((v - _median(values)) ** 2 for v in values)
             middle = sum(w * v for w, v in zip(weights, values, strict=True)) / total
     squares = sum(w * (v - middle) ** 2 for w, v in zip(weights, values, strict=True))
     return middle, sum(weights), squares
+
+
+def _plain(values: Sequence[float]) -> tuple[float, float, float]:
+    middle = sum(values) / len(values)
+    return middle, float(len(values)), sum((v - middle) ** 2 for v in values)
+
+
+@lru_cache(maxsize=256)
+def _most_odd(starts: int, share: float) -> float:
+    """The largest number of odd starts that is no surprise (at 5 %), and half a one for those in doubt."""
+    chance, count = 0.0, 0
+    while chance < 1 - ODD_SURPRISE:
+        chance += math.comb(starts, count) * share**count * (1 - share) ** (starts - count)
+        count += 1
+    return count - 0.5
 
 
 def _rough_spread(sides: Sequence[Sequence[float]]) -> float:
@@ -113,14 +137,21 @@ def difference(good: Sequence[Start], bad: Sequence[Start], scale: Scale, *, df:
     prior_df = df
     within = within_variance([start.reps for start in (*good, *bad)], scale.noise)
     reps = [len(start.reps) for start in (*good, *bad)]
-    prior = scale.noise.between**2 + within * sum(1 / n for n in reps) / len(reps)
+    prior = between_prior(scale.noise, within) + within * sum(1 / n for n in reps) / len(reps)
     variance = prior
     sides = [[start.place for start in side] for side in (good, bad)]
     variance = max(variance, _rough_spread(sides) ** 2)
     width = scale.slow_reach + scale.fast_reach
-    for _ in range(4):
-        found = [location(side, math.sqrt(variance), width) for side in sides]
+    share = max(ODD, scale.noise.slow)
+    total = len(good) + len(bad)
+    for _ in range(5):
+        found = [location(side, math.sqrt(variance), width, share) for side in sides]
         effective = sum(count for _, count, _ in found)
+        if share and effective < total - _most_odd(total, share):
+            # more odd starts than there can be: it is the host that is wide
+            share = 0.0
+            found = [_plain(side) for side in sides]
+            effective = total
         df = prior_df + max(effective - 2, 0.0)
         variance = (prior_df * prior + sum(squares for _, _, squares in found)) / df
     error = math.sqrt(variance * (1 / found[0][1] + 1 / found[1][1]))

@@ -43,17 +43,20 @@ def start_value(reps: Sequence[float]) -> float:
 
 
 def within_variance(starts: Iterable[Sequence[float]], prior: Noise) -> float:
-    """The variance of one rep inside its start, pooled over starts with several and with what is assumed."""
-    squares, df = WITHIN_DF * prior.within**2, WITHIN_DF
+    """The variance of one rep inside its start, pooled over starts with several and with what is assumed.
+
+    A start whose reps lie far wider than those of the others holds an odd rep and is left out; where most are wide, the
+    host is.
+    """
     groups = [reps for reps in starts if len(reps) > 1]
-    for _ in range(2):
-        limit = ODD_REPS * (squares / df) ** 0.5
-        squares, df = WITHIN_DF * prior.within**2, WITHIN_DF
-        for reps in groups:
-            if max(reps) - min(reps) <= max(limit, ODD_REPS * prior.within):
-                middle = fmean(reps)
-                squares += sum((rep - middle) ** 2 for rep in reps)
-                df += len(reps) - 1
+    own = sorted(sum((rep - fmean(reps)) ** 2 for rep in reps) / (len(reps) - 1) for reps in groups)
+    typical = max(own[(len(own) - 1) // 2] if own else 0.0, prior.within**2)
+    squares, df = WITHIN_DF * prior.within**2, WITHIN_DF
+    for reps in groups:
+        if max(reps) - min(reps) <= ODD_REPS * typical**0.5:
+            middle = fmean(reps)
+            squares += sum((rep - middle) ** 2 for rep in reps)
+            df += len(reps) - 1
     return squares / df
 
 
@@ -65,3 +68,8 @@ def slow_share(builds: Iterable[Sequence[float]], apart: float, prior: Noise) ->
             seen += len(values)
             conflicts += max(values) - min(values) > apart
     return (SLOW_WEIGHT * prior.slow + conflicts) / (SLOW_WEIGHT + seen)
+
+
+def between_prior(prior: Noise, within: float) -> float:
+    """The variance expected between starts of one build: what is assumed, and no less than that of reps in a start."""
+    return max(prior.between**2, within)

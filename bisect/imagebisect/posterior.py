@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from imagebisect.domain import Verdict
-from imagebisect.noise import BETWEEN_DF, slow_share, start_value, within_variance
+from imagebisect.noise import BETWEEN_DF, between_prior, slow_share, start_value, within_variance
 from imagebisect.scale import Scale
 
 Floats = NDArray[np.float64]
@@ -220,7 +220,8 @@ class _Em:
         for build, verdict in marks.items():
             if low < build < high and verdict in (Verdict.GOOD, Verdict.BAD):
                 self.marked[build - low] = 60.0 if verdict is Verdict.GOOD else -60.0
-        self.between = scale.noise.between**2
+        self.prior = between_prior(scale.noise, self.within)
+        self.between = self.prior
         self.df = BETWEEN_DF
         self.good = _middle(self._of(low))
         self.bad = _middle(self._of(high))
@@ -237,7 +238,7 @@ class _Em:
 
     def _repeat(self, builds: Iterable[Sequence[float]]) -> tuple[float, float]:
         """(variance, degrees of freedom) of what lies between starts of one build, without those that disagree so much that one must be odd."""
-        prior = self.scale.noise.between**2
+        prior = self.prior
         squares, df = BETWEEN_DF * prior, BETWEEN_DF
         for values in builds:
             middle = _middle(values)
@@ -312,7 +313,7 @@ class _Em:
         squares = float(of_good @ (places - self.good) ** 2 + of_bad @ (places - self.bad) ** 2)
         squares = max(squares - float((of_good + of_bad) @ (self.within / self.reps)), 0.0)
         self.df = BETWEEN_DF + max(sum(sums) - 2, 0.0)
-        between = (BETWEEN_DF * self.scale.noise.between**2 + squares) / self.df
+        between = (BETWEEN_DF * self.prior + squares) / self.df
         self.between = min(between, self.repeat * (1 + HELD_NOISE / self.repeat_df))
 
     def _near(self, end: int, level: float) -> tuple[float, bool]:

@@ -16,9 +16,10 @@ SURE = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class RepRule:
-    """When a start's reps are enough. Without levels (`fast` None) every start takes MOST_REPS.
+    """When a start's reps are enough; without a scale every start takes `most`.
 
-    `fast` is the place from which on the first rep is believed, `agree` how far two reps may lie apart.
+    `fast` is the place from which on the first rep is believed (None: levels are not known, none is), `agree` how far
+    two reps may lie apart.
     """
 
     scale: Scale | None = None
@@ -30,16 +31,24 @@ class RepRule:
         """Whether the start has said what it can; `values` are its reps in the metric's unit, oldest first."""
         if len(values) >= self.most:
             return True
-        if self.scale is None or self.fast is None or not values:
+        if self.scale is None or not values:
             return False
         places = [self.scale.place(value) for value in values]
         if len(places) == 1:
-            return places[0] >= self.fast
+            return self.fast is not None and places[0] >= self.fast
         return max(places) - min(places) <= self.agree
 
 
 ONE_REP = RepRule(most=1)
 CALIBRATING = RepRule()
+
+AGREEING = 2.0
+"""Two reps of an end that lie within so many assumed standard deviations of a rep agree."""
+
+
+def calibrating(scale: Scale) -> RepRule:
+    """The rule before the levels are known: two reps that agree as well as is assumed, else three."""
+    return RepRule(scale=scale, agree=AGREEING * scale.noise.within)
 
 
 def rule_of(fit: Fit, scale: Scale) -> RepRule:

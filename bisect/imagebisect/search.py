@@ -19,7 +19,7 @@ from imagebisect.domain import Plan, Status, Target, TargetResult, TargetRole
 from imagebisect.evidence import Evidence, Question, question
 from imagebisect.inquiry import Contradiction, Found, Inquiry, Wish
 from imagebisect.posterior import Fit
-from imagebisect.repetition import CALIBRATING, ONE_REP, RepRule, rule_of
+from imagebisect.repetition import CALIBRATING, ONE_REP, RepRule, calibrating, rule_of
 from imagebisect.scenario import MetricKind
 from imagebisect.state import RunState
 from imagebisect.survival import Survival, compare_events
@@ -80,9 +80,9 @@ def _anchor_cause(inquiry: Inquiry, build: int) -> str | None:
 
 def _open(inquiry: Inquiry, wish: Wish, *, belief: Fit | Survival | None = None, left: int) -> Standing:
     pair = wish.pair if belief is not None else None
-    rule = ONE_REP if inquiry.target.metric.kind is not MetricKind.RATIO else CALIBRATING
-    if wish.fit is not None and rule is CALIBRATING:
-        rule = rule_of(wish.fit, inquiry.scale)
+    rule = ONE_REP
+    if inquiry.target.metric.kind is MetricKind.RATIO:
+        rule = rule_of(wish.fit, inquiry.scale) if wish.fit is not None else calibrating(inquiry.scale)
     if not inquiry.ask.spent:
         found = endings.result(inquiry, None, None, belief=belief, pair=pair)
         return Standing(evidence=inquiry.evidence, result=found, wish=wish, left=left, rule=rule)
@@ -305,6 +305,12 @@ def stand(ask: Question, evidence: Evidence) -> Standing:
     if not found:
         found = [Found(last=ask.good, first=ask.bad, chance=1.0, reason="noise", detail="no single step stands out")]
     one = found[0]
+    if one.reason == "noise" and isinstance(belief, Fit):
+        ends = inquiry.between(ask.good, ask.bad, belief)
+        if ends.t < quantile(0.995, ends.df):
+            # all starts together no longer say that the ends differ: the first ones were luck
+            text = endings.inconclusive(inquiry, ends)
+            return _ended(inquiry, endings.result(inquiry, Status.INCONCLUSIVE, "noise", sentence=text))
     status = Status.CONFIRMED if one.reason is None else Status.NARROWED
     text = endings.located(inquiry, found, belief)
     return _ended(

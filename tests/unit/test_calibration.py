@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from imagebisect.calibration import Ends, compare, detectable
+from imagebisect.calibration import Ends, compare, detectable, location
 from imagebisect.domain import Floor, Target
 from imagebisect.posterior import Start
 from imagebisect.scale import scale_of
@@ -71,3 +71,34 @@ def test_a_steady_drift_of_the_host_is_not_taken_for_noise():
     complaint = Target(**{**vars(target()), "floor": Floor(value=0.03, relative=True)})
 
     assert compare(values[0], values[1], scale_of(complaint, 1415.0))[0] is Ends.REPRODUCED
+
+
+def wide(*values):
+    """Starts by their logarithms, three reps that agree."""
+    return [Start(build=0, reps=(v, v, v), at=at) for at, v in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ([-0.007, -0.087, 0.067], [0.034, 0.001, -0.056]),
+        ([-0.066, -0.001, 0.040], [0.047, 0.088, -0.031]),
+        ([0.033, -0.020, -0.004], [0.053, -0.058, 0.009]),
+    ],
+)
+def test_a_host_whose_starts_lie_wide_is_not_taken_for_one_with_odd_starts(good, bad):
+    """Three starts a side that scatter by several percent say nothing: leaving out the far ones would make luck sure."""
+    word, found = compare(wide(*good), wide(*bad), scale_of(target(), 1.0))
+
+    assert word not in (Ends.IMPROVED, Ends.REPRODUCED)
+    assert found.spread > 0.03
+
+
+def test_a_fast_start_is_hardly_ever_odd():
+    """What lies above its level counts: what goes wrong makes a start slow."""
+    spread, width = 0.007, 0.95
+    slow = location([0.0, 0.001, -0.05], spread, width)
+    fast = location([0.0, 0.001, 0.035], spread, width)
+
+    assert slow[1] < 2.1
+    assert fast[1] > 2.05

@@ -8,7 +8,7 @@ import pytest
 
 from imagebisect.noise import Noise, slow_share, start_value, within_variance
 from imagebisect.posterior import Start, fit
-from imagebisect.repetition import CALIBRATING, ONE_REP, rule_of
+from imagebisect.repetition import CALIBRATING, ONE_REP, calibrating, rule_of
 from imagebisect.scale import scale_of
 from search_world import target
 
@@ -55,3 +55,17 @@ def test_noise_is_pooled_with_what_is_assumed_and_odd_starts_are_left_out():
     assert within_variance([], prior) == pytest.approx(0.005**2)
     assert within_variance([*calm, (0.0, 0.3)], prior) == pytest.approx(within_variance(calm, prior), rel=0.2)
     assert slow_share([(0.0, 0.0), (0.0, -0.4)], 0.1, prior) == pytest.approx((10 * 0.025 + 1) / 14)
+
+
+def test_a_host_whose_reps_all_lie_wide_is_noisy():
+    """Where most starts' reps scatter, none of them is left out as odd."""
+    prior = Noise(within=0.005, between=0.007)
+
+    assert within_variance([(0.0, 0.06), (0.0, 0.05, -0.02)], prior) > 0.02**2
+
+
+def test_two_reps_of_an_end_that_agree_are_enough():
+    """Before the levels are known a long rep is not taken a third time where two say the same."""
+    rule = calibrating(SCALE)
+
+    assert [rule.enough(reps) for reps in ([1415.0], [1415.0, 1410.0], [1415.0, 1380.0])] == [False, True, False]
