@@ -88,7 +88,7 @@ POLICY: dict[Cause, Rule] = {
     Cause.OOM_AT_START: _oom("GPU memory ran out while the server started"),
     Cause.OOM_AT_REQUEST: _oom("GPU memory ran out while it served a request"),
     Cause.PULL_FAILED: _skip("the registry no longer has the image", own=True),
-    Cause.UNKNOWN_FLAG: _skip("this build does not know one of the flags", own=True),
+    Cause.UNKNOWN_FLAG: _skip("this build does not know one of the flags, or a flag's value", own=True),
     Cause.UNSUPPORTED_ARCHITECTURE: _skip("this build does not know the model", own=True),
     Cause.IMPORT_ERROR: _skip("the image is broken: something cannot be imported", own=True),
     Cause.READY_TIMEOUT: _skip("not ready within the boot deadline", own=False),

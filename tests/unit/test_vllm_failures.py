@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagebisect.domain import Phase
-from imagebisect.outcome import Cause
+from imagebisect.outcome import POLICY, Cause
 from imagebisect.runtime.base import ExitState
 from imagebisect.vllm import failures
 
@@ -522,3 +522,221 @@ def test_what_a_server_survived_is_not_why_it_died_later(log):
     assert whole.cause == Cause.OOM_AT_REQUEST
     assert later.cause == Cause.CUDA_ERROR
     assert later.log_line == 3
+
+
+# ------------------------------------------------------- what was survived, quoted or caught
+
+FATAL = "(EngineCore pid=5) ERROR 11-30 23:57:09 [core.py:1] EngineCore encountered a fatal error."
+ENGINE = "(EngineCore pid=5) ERROR 11-30 23:57:09 [core.py:1] "
+ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+ANSWERED = '(APIServer pid=1) INFO:     127.0.0.1:38080 - "POST /v1/completions HTTP/1.1" 200 OK'
+POLLED = '(APIServer pid=1) INFO:     127.0.0.1:38080 - "GET /metrics HTTP/1.1" 200 OK'
+PROGRESS = (
+    "(APIServer pid=1) INFO 11-30 23:57:19 [loggers.py:1] Engine 000: Avg prompt throughput: 1550.0 tokens/s, "
+    "Avg generation throughput: 3.1 tokens/s, Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 1.0%"
+)
+IDLE = PROGRESS.replace("1550.0", "0.0").replace("3.1", "0.0")
+
+
+@pytest.mark.parametrize(
+    ("between", "cause"),
+    [
+        ([ANSWERED], Cause.CUDA_ERROR),
+        ([PROGRESS], Cause.CUDA_ERROR),
+        ([POLLED, IDLE], Cause.OOM_AT_REQUEST),
+        ([], Cause.OOM_AT_REQUEST),
+    ],
+    ids=["answered", "progress", "only-polled", "at-once"],
+)
+def test_an_oom_after_which_the_server_served_is_not_why_it_died(log, between, cause):
+    """In one round: a request fails for memory, others are answered, then the engine dies of something else."""
+    path = log(
+        "INFO:     Application startup complete.", worker(OOM), *between, FATAL, ENGINE + ILLEGAL, "EngineDeadError: x"
+    )
+
+    assert failures.classify(path, phase=Phase.REQUEST, exit_state=ended()).cause == cause
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        [FATAL, ENGINE + "KeyError: 'cmpl-1'"],
+        [FATAL, ENGINE + "TimeoutError: RPC call to sample_tokens timed out."],
+        ["RuntimeError: NCCL error: unhandled cuda error"],
+        [],
+    ],
+    ids=["keyerror", "rpc", "nccl", "alive"],
+)
+def test_an_oom_that_was_survived_still_names_a_failure_that_nothing_else_does(log, end):
+    """The server answered once more, but what followed only wraps: the OOM stays the root, with its numbers and line."""
+    path = log("INFO:     Application startup complete.", worker(OOM), ANSWERED, *end)
+
+    failure = failures.classify(path, phase=Phase.REQUEST, exit_state=ended() if end else None)
+
+    assert (failure.cause, failure.log_line, failure.details["asked_mib"]) == (Cause.OOM_AT_REQUEST, 2, 48.0)
+
+
+def test_a_lost_worker_is_not_survived_because_the_server_still_accepts(log):
+    """A rank ran out of memory; streams are still opened with 200 and the last 10 s still show tokens while it falls apart."""
+    path = log(
+        worker("WorkerProc hit an exception."),
+        worker(OOM),
+        ANSWERED,
+        PROGRESS,
+        worker("WorkerProc hit an exception.", process="Worker_TP0"),
+        worker(ILLEGAL, process="Worker_TP0"),
+        FATAL,
+        ENGINE + "KeyError: 'cmpl-1'",
+    )
+
+    assert failures.classify(path, phase=Phase.REQUEST, exit_state=ended()).cause == Cause.OOM_AT_REQUEST
+
+
+QUOTED = [
+    '(APIServer pid=1) ERROR 11-30 23:57:09 [serving.py:1] Error in preprocessing prompt inputs: "help, CUDA out of memory"',
+    '(APIServer pid=1) ERROR 11-30 23:57:09 [serving.py:1] Error in preprocessing: "CUDA out of memory. Tried to allocate 2 GiB"',
+    '(APIServer pid=1) ERROR 11-30 23:57:09 [serving.py:1] Bad prompt: "torch.OutOfMemoryError: CUDA out of memory."',
+    '(APIServer pid=1) ERROR 11-30 23:57:09 [serving.py:1] Bad prompt: "RuntimeError: CUDA error: out of memory"',
+    '(APIServer pid=1) ERROR 11-30 23:57:09 [serving.py:1] Bad prompt: "why CUDA_ERROR_OUT_OF_MEMORY"',
+    "(APIServer pid=1) ERROR 11-30 23:57:09 [serving.py:1] ValueError: Unsupported role: CUDA out of memory",
+    "(APIServer pid=1) ERROR 11-30 23:57:09 [serving.py:1] Bad prompt: 'No available memory for the cache blocks'",
+    "(EngineCore pid=5) ERROR 11-30 23:57:09 [a.py:1] ValueError: shapes differ, this is not a CUDA out of memory",
+    "(EngineCore pid=5) ERROR 11-30 23:57:09 [a.py:1] ValueError: got no OutOfMemoryError from the allocator",
+    '(APIServer pid=1) ERROR 11-30 23:57:09 [serving.py:1] Bad prompt: "CUDA error: an illegal memory access"',
+]
+
+
+@pytest.mark.parametrize("line", QUOTED, ids=[line.partition("] ")[2][:60] for line in QUOTED])
+def test_quoted_words_are_no_evidence(log, line):
+    """A user's prompt, or a sentence that says the opposite, does not turn a crash into an OOM, nor end a wait."""
+    path = log(line, FATAL, ENGINE + "IndexError: list index out of range")
+
+    failure = failures.classify(path, phase=Phase.REQUEST, exit_state=ended())
+    alone = failures.classify(
+        log(line), phase=Phase.REQUEST, exit_state=None, observed="HTTP 500", fallback=Cause.REQUEST_FAILED
+    )
+
+    assert (failure.cause, failure.message) == (Cause.CRASH, "IndexError: list index out of range")
+    assert alone.cause == Cause.REQUEST_FAILED
+    assert not failures.is_fatal(line)
+
+
+@pytest.mark.parametrize("process", ["EngineCore", "APIServer", "Worker_TP0"])
+@pytest.mark.parametrize(
+    ("caught", "fatal", "cause"),
+    [
+        ("OSError: [Errno 28] No space left on device", "KeyError: 7", Cause.CRASH),
+        ("ImportError: deep_gemm", "AssertionError: tp size", Cause.CRASH),
+        ("RuntimeError: No CUDA GPUs are available", "AssertionError: tp size", Cause.CRASH),
+        ("ImportError: deep_gemm", ILLEGAL, Cause.CUDA_ERROR),
+        ("OSError: [Errno 28] No space left on device", "RuntimeError: CUDA error: out of memory", Cause.OOM_AT_START),
+        ("ImportError: deep_gemm", "RuntimeError: cannot import the kernels: ImportError: deep_gemm", Cause.IMPORT_ERROR),
+        ("OSError: [Errno 28] No space left on device", "OSError: [Errno 28] No space left on device: '/x'", Cause.DISK_FULL),
+        ("OSError: [Errno 28] No space left on device", "KeyError: 'cmpl-1'", Cause.DISK_FULL),
+    ],
+)  # fmt: skip
+def test_what_was_caught_before_the_fatal_traceback_is_weaker(log, process, caught, fatal, cause):
+    """A logged error that the server went on with, then the traceback that ended it: the latter counts, unless it repeats it."""
+    marker = "WorkerProc failed to start." if process.startswith("Worker") else "EngineCore failed to start."
+    who = process if process.startswith("Worker") else "EngineCore"
+    path = log(
+        worker("Failed to send a report", process=process),
+        worker("Traceback (most recent call last):", process=process),
+        worker(caught, process=process),
+        worker(marker, process=who),
+        worker("Traceback (most recent call last):", process=who),
+        worker(fatal, process=who),
+        "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+    )
+
+    failure = failures.classify(path, phase=Phase.BOOT, exit_state=ended())
+
+    assert failure.cause == cause
+    if cause is Cause.CRASH:
+        assert (failure.message, failure.log_line) == (fatal, 6)
+
+
+def test_a_workers_own_traceback_before_its_engines_end_is_the_root(log):
+    """Not every worker announces its end: what it died of is why its engine died, whatever that one says."""
+    lines = (
+        worker("Traceback (most recent call last):", process="RayWorkerWrapper"),
+        worker(ILLEGAL, process="RayWorkerWrapper"),
+    )
+    lived = worker("Model loading took 9.81 GiB memory", level="INFO", process="RayWorkerWrapper")
+    end = (FATAL, ENGINE + "AttributeError: 'NoneType' object has no attribute 'x'")
+
+    died = failures.classify(log(*lines, *end), phase=Phase.REQUEST, exit_state=ended())
+    went_on = failures.classify(log(*lines, lived, *end), phase=Phase.REQUEST, exit_state=ended())
+
+    assert (died.cause, went_on.cause) == (Cause.CUDA_ERROR, Cause.CRASH)
+
+
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        ("AssertionError: tp size", Cause.CRASH),
+        ("RuntimeError: No CUDA GPUs are available", Cause.NO_GPU),
+        ("RuntimeError: Engine core initialization failed. See root cause above.", Cause.DISK_FULL),
+    ],
+)
+def test_what_was_caught_is_weaker_than_the_traceback_a_program_ends_with(log, end, cause):
+    """No engine was there yet: the traceback that Python itself prints at the end counts, unless it only passes on."""
+    path = log(
+        worker("OSError: [Errno 28] No space left on device", process="APIServer"),
+        "(APIServer pid=1) Traceback (most recent call last):",
+        '(APIServer pid=1)   File "/usr/local/bin/vllm", line 8, in <module>',
+        f"(APIServer pid=1) {end}",
+    )
+
+    assert failures.classify(path, phase=Phase.BOOT, exit_state=ended()).cause == cause
+
+
+@pytest.mark.parametrize("name", ["CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"])
+def test_a_library_that_got_no_memory_is_a_cuda_error_with_a_hint(log, name):
+    """CuBLAS and cuDNN say so for other reasons too, so it is not called an OOM; the message says what it often is."""
+    path = log(FATAL, ENGINE + f"RuntimeError: CUDA error: {name} when calling `cublasCreate(handle)`")
+
+    failure = failures.classify(path, phase=Phase.REQUEST, exit_state=ended())
+
+    assert failure.cause == Cause.CUDA_ERROR
+    assert name in failure.message
+    assert "often a lack of GPU memory" in failure.message
+
+
+@pytest.mark.parametrize(("code", "says"), [(127, "its program was not found"), (126, "cannot be executed")])
+def test_a_program_that_never_ran_is_said_to_be_missing(log, code, says):
+    """127 and 126 come from the shell or the container engine; a server that had come up means something else by them."""
+    failure = failures.classify(log("sh: 1: vllm: no"), phase=Phase.BOOT, exit_state=ended(code))
+    later = failures.classify(
+        log("INFO:     Application startup complete."), phase=Phase.REQUEST, exit_state=ended(code)
+    )
+
+    assert failure.cause == later.cause == Cause.UNKNOWN
+    assert says in failure.message
+    assert f"exit code {code}" in failure.message
+    assert "sh: 1: vllm: no" in failure.message
+    assert says not in later.message
+
+
+def test_rays_double_prefix_names_the_worker(log):
+    """An engine repeats its Ray workers' lines behind its own name; the worker's rank and frames are those that count."""
+    prefix = "(EngineCore pid=5) (RayWorkerWrapper pid=77, ip=10.0.0.7) ERROR 11-30 23:57:09 [worker_base.py:1] "
+    path = log(prefix + "Traceback (most recent call last):", prefix + OOM, FATAL, ENGINE + "IndexError: x")
+
+    failure = failures.classify(path, phase=Phase.REQUEST, exit_state=ended())
+
+    assert (failure.cause, failure.log_line, failure.details["gpu"]) == (Cause.OOM_AT_REQUEST, 2, 1)
+
+
+def test_the_two_ways_a_flag_is_refused_are_told_apart(log):
+    """A flag that a build does not know is rewritten, a value that it does not know is replaced: the message says which."""
+    value = log("vllm serve: error: argument --attention-backend/-ab: invalid choice: 'X' (choose from 'FLASH_ATTN')")
+    told = failures.classify(value, phase=Phase.BOOT, exit_state=ended(2))
+    flag = failures.classify(
+        log("vllm: error: unrecognized arguments: --attention-backend X"), phase=Phase.BOOT, exit_state=ended(2)
+    )
+
+    assert told.cause == flag.cause == Cause.UNKNOWN_FLAG
+    assert told.message.startswith("the flag is known, its value is not: argument --attention-backend/-ab: invalid")
+    assert flag.message == "unrecognized arguments: --attention-backend X"
+    assert "a flag's value" in POLICY[Cause.UNKNOWN_FLAG].meaning

@@ -15,7 +15,7 @@ from imagebisect.outcome import Cause
 from imagebisect.runtime.base import ExitState
 from imagebisect.vllm import loglines, oom, signs, stages
 from imagebisect.vllm.loglines import LogLine
-from imagebisect.vllm.stages import Frames, Progress, Stage, Told
+from imagebisect.vllm.stages import Progress, Stage, Told, Traceback
 
 LONGEST_MESSAGE = 600
 """Characters of a failure's message."""
@@ -35,54 +35,70 @@ _CRASHED_BY = {
     -4: "SIGILL",
     132: "SIGILL",
 }
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]{1,400})", line \d+, in (?P<function>.{1,120})')
-_MODEL_CODE = re.compile(r"vllm/(?:model_executor|third_party)/|flash_linear_attention|/fla/|flashinfer/")
-_PACKAGES = re.compile(r".*/(?:dist|site)-packages/")
-_CHAINED = re.compile(r"(?:The above exception was the direct cause|During handling of the above exception)")
+_NOT_RUN = {
+    126: "its program was found but cannot be executed",
+    127: "its program was not found",
+}
+"""What exit codes of a shell or a container engine mean where no server ever spoke."""
+
+_LOUD = frozenset({"ERROR", "CRITICAL"})
 _QUIET_SIGNS = tuple(sign for sign in signs.SIGNS if sign.quiet)
 _NO_ROOM = re.compile(r"Available KV cache memory: (-?[\d.]{1,20}) GiB")
 
 
-WANTED = tuple(word.encode() for word in (*signs.WORDS, *stages.WORDS, "Traceback (", '  File "'))
+WANTED = tuple(word.encode() for word in (*signs.WORDS, *signs.SERVING_WORDS, *stages.WORDS, "Traceback (", '  File "'))
 """One of these is in every line that can matter here."""
 
 
 @dataclass(kw_only=True)
-class _Traceback:
-    """The frames being printed by one process: the innermost, and the innermost of model or kernel code.
+class _Held:
+    """The best sign so far, and what its line says. `raised`: that line is an exception's. `outlived`: its process went on."""
 
-    `chained`: it tells how the one before it was dealt with.
-    """
-
-    frame: str = ""
-    model_frame: str = ""
-    code: str = ""
-    frames: Frames = field(default_factory=Frames)
-    chained: bool = False
-    over: bool = False
+    sign: signs.Sign | None = None
+    line: int = 0
+    process: str = ""
+    level: str = ""
+    raised: bool = False
+    outlived: bool = False
+    says: str = ""
+    details: dict[str, JsonValue] = field(default_factory=dict)
+    stage: Told | None = None
 
 
 @dataclass(kw_only=True)
 class _Scan:
-    """What one pass over a log found; everything in it is bounded."""
+    """What one pass over a log found; everything in it is bounded.
 
-    sign: signs.Sign | None = None
-    sign_line: int = 0
-    sign_process: str = ""
-    says: str = ""
-    details: dict[str, JsonValue] = field(default_factory=dict)
-    stage: Told | None = None
+    `late` holds what was said from line `late_from` on: after the end of an engine was announced (`marker_line`), else
+    in the last traceback that nobody logged.
+    """
+
+    held: _Held = field(default_factory=_Held)
+    late: _Held = field(default_factory=_Held)
+    late_from: int = 0
     started: bool = False
     progress: Progress = field(default_factory=Progress)
     wrappers: set[int] = field(default_factory=set)
     marker_line: int = 0
+    marker_process: str = ""
+    engine_ended: bool = False
     exception: str = ""
     exception_line: int = 0
     exception_after_marker: bool = False
     fatal: bool = False
+    progressed: int = 0
     last_text: str = ""
     available_kv_mib: float | None = None
-    tracebacks: defaultdict[str, _Traceback] = field(default_factory=lambda: defaultdict(_Traceback))
+    tracebacks: defaultdict[str, Traceback] = field(default_factory=lambda: defaultdict(Traceback))
+
+    def anew(self, *, started: bool) -> _Scan:
+        """A scan of what follows, which keeps only what the boot found out."""
+        return _Scan(available_kv_mib=self.available_kv_mib, started=started)
+
+    @property
+    def holds_any(self) -> bool:
+        """Whether anything was found that a server may have survived."""
+        return bool(self.held.sign or self.exception or self.marker_line)
 
 
 def is_fatal(line: str) -> bool:
@@ -102,7 +118,7 @@ def _ends_all(seen: LogLine) -> bool:
         return False
     if found[0].cause is Cause.UNKNOWN_FLAG:
         return True
-    return found[0].cause is _GPU_MEMORY and found[0].rank == signs.ROOT and seen.level in {"ERROR", "CRITICAL"}
+    return found[0].cause is _GPU_MEMORY and found[0].rank == signs.ROOT and seen.level in _LOUD
 
 
 def _sign_in(line: LogLine) -> tuple[signs.Sign, re.Match[str]] | None:
@@ -113,49 +129,27 @@ def _sign_in(line: LogLine) -> tuple[signs.Sign, re.Match[str]] | None:
     return None
 
 
-def _short_path(path: str) -> str:
-    return _PACKAGES.sub("", path)
-
-
 def _follow_traceback(scan: _Scan, line: LogLine) -> None:
     """Keep the innermost frames of the traceback that this process prints; its exception's line ends it."""
     if line.process not in scan.tracebacks and len(scan.tracebacks) >= MOST_PROCESSES:
         return
     seen = scan.tracebacks[line.process]
     if line.text.startswith("Traceback (most recent call last)"):
-        scan.tracebacks[line.process] = _Traceback(chained=seen.chained and seen.over)
-        return
-    if _CHAINED.match(line.text):
-        seen.chained = True
-        return
-    hit = _FRAME.match(line.text)
-    if hit:
-        function = hit["function"].strip()
-        seen.frame = f"{_short_path(hit['file'])}:{function}"
-        seen.frames.add(function)
-        if _MODEL_CODE.search(hit["file"]):
-            seen.model_frame = seen.frame
-        seen.code, seen.over = "", False
-    elif line.text.startswith(" "):
-        if seen.frame and not seen.code and line.text.startswith("    "):
-            seen.code = line.text.strip()[:200]
-    elif line.text and not seen.over:
-        seen.over = True
-        _refine_stage(scan, line, seen)
+        chained = seen.chained and seen.over
+        scan.tracebacks[line.process] = Traceback(chained=chained)
+        if not (scan.marker_line or line.level or chained):
+            scan.late, scan.late_from = _Held(), line.number
+    elif seen.add(line.text):
+        for held in (scan.held, scan.late):
+            _refine_stage(held, line, seen)
         seen.chained = False
 
 
-def _refine_stage(scan: _Scan, line: LogLine, seen: _Traceback) -> None:
+def _refine_stage(held: _Held, line: LogLine, seen: Traceback) -> None:
     """Let the traceback around an out-of-memory tell the stage that its own frames left open."""
     told = seen.frames.told
-    if (
-        seen.chained
-        and told
-        and told.sure
-        and line.process == scan.sign_process
-        and not (scan.stage and scan.stage.sure)
-    ):
-        scan.stage = told
+    if seen.chained and told and told.sure and line.process == held.process and not (held.stage and held.stage.sure):
+        held.stage = told
 
 
 def _gpu_memory_details(scan: _Scan, line: LogLine) -> dict[str, JsonValue]:
@@ -185,37 +179,42 @@ def _told_stage(scan: _Scan, line: LogLine, sign: signs.Sign) -> Told | None:
     return None if reached is None else Told(stage=reached, sure=False)
 
 
-def _add_to_sign(scan: _Scan, line: LogLine, sign: signs.Sign) -> None:
+def _add_to_sign(held: _Held, line: LogLine, sign: signs.Sign) -> None:
     """Take numbers that the sign held lacks from another line about the same card."""
-    if scan.sign is None or not scan.sign.cause is sign.cause is _GPU_MEMORY:
+    if held.sign is None or not held.sign.cause is sign.cause is _GPU_MEMORY:
         return
     found = oom.details(line.text)
-    if scan.details.get("gpu") == found.get("gpu", scan.details.get("gpu")):
+    if held.details.get("gpu") == found.get("gpu", held.details.get("gpu")):
         for key, value in found.items():
-            scan.details.setdefault(key, value)
+            held.details.setdefault(key, value)
 
 
-def _take_sign(scan: _Scan, line: LogLine, sign: signs.Sign, hit: re.Match[str]) -> None:
-    """Keep this sign if it is better evidence than the one held; add numbers that the held one lacks."""
-    if scan.sign is not None and scan.sign.rank <= sign.rank:
-        _add_to_sign(scan, line, sign)
-        return
-    scan.sign, scan.sign_line, scan.sign_process = sign, line.number, line.process
-    scan.stage = _told_stage(scan, line, sign) if sign.cause is _GPU_MEMORY else None
+def _take_sign(scan: _Scan, held: _Held, line: LogLine, sign: signs.Sign, hit: re.Match[str]) -> _Held:
+    """The better evidence of this sign and the one held, with the numbers of both."""
+    if held.sign is not None and held.sign.rank <= sign.rank:
+        _add_to_sign(held, line, sign)
+        return held
+    found = _Held(
+        sign=sign,
+        line=line.number,
+        process=line.process,
+        level=line.level,
+        raised=bool(signs.EXCEPTION.match(line.text)),
+        stage=_told_stage(scan, line, sign) if sign.cause is _GPU_MEMORY else None,
+    )
     if sign.says == "{oom}":
-        scan.details = _gpu_memory_details(scan, line)
-        scan.says = ""
-        return
+        found.details = _gpu_memory_details(scan, line)
+        return found
     groups = {name: (value or "").strip() for name, value in hit.groupdict().items()}
-    scan.details = {}
     if "needed" in groups:
-        scan.details = {
+        found.details = {
             "needed_kv_mib": round(float(groups["needed"]) * 1024, 2),
             "available_kv_mib": round(float(groups["available"]) * 1024, 2),
         }
         if groups["possible"]:
-            scan.details["possible_tokens"] = int(groups["possible"])
-    scan.says = sign.says.format_map(groups).strip()
+            found.details["possible_tokens"] = int(groups["possible"])
+    found.says = sign.says.format_map(groups).strip()
+    return found
 
 
 def _take_exception(scan: _Scan, line: LogLine) -> None:
@@ -242,45 +241,137 @@ def _lines_before(log: Path, offset: int) -> int:
     return count
 
 
-def _scan(log: Path, phase: Phase, since: int) -> _Scan:
+def _served_on(scan: _Scan, line: LogLine) -> bool:
+    """Whether this line shows that the server lived through what was found so far.
+
+    A worker that lost its way may leave a server that still accepts requests, and an account of 10 s reaches back: where
+    a worker announced its end, only two accounts of progress are proof.
+    """
+    if scan.engine_ended or scan.fatal or not scan.holds_any:
+        return False
+    account = signs.PROGRESSED.search(line.text)
+    if account:
+        scan.progressed += float(account["prompt"]) + float(account["generation"]) > 0
+        return scan.progressed >= (2 if scan.marker_line else 1)
+    return not scan.marker_line and bool(signs.ANSWERED.search(line.text))
+
+
+def _older(earlier: _Scan | None, scan: _Scan) -> _Scan | None:
+    """Of two scans of what a server survived, the one that tells more of why a request failed, if any does."""
+    sign = scan.held.sign
+    if sign is None or sign.rank != signs.ROOT or sign.cause in signs.CAUGHT:
+        return earlier
+    if earlier is None or (_ran_out(scan) and not _ran_out(earlier)):
+        return scan
+    return earlier
+
+
+def _ran_out(scan: _Scan) -> bool:
+    sign = scan.held.sign
+    return sign is not None and sign.cause is _GPU_MEMORY and sign.rank == signs.ROOT
+
+
+def _note(scan: _Scan, line: LogLine) -> None:
+    """Take in one line."""
+    text = line.text.strip()
+    if text:
+        scan.last_text = text
+    if not scan.started:
+        scan.progress.add(line)
+    if line.is_quiet and line.process and line.process == scan.held.process and not scan.marker_line:
+        scan.held.outlived = scan.held.outlived or line.number > scan.held.line
+    if not any(word in text for word in signs.WORDS):
+        if not line.is_quiet:
+            _follow_traceback(scan, line)
+        return
+    room = _NO_ROOM.search(line.text)
+    if room:
+        scan.available_kv_mib = round(float(room[1]) * 1024, 2)
+    found = _sign_in(line)
+    if found:
+        scan.held = _take_sign(scan, scan.held, line, *found)
+        if scan.late_from and (scan.marker_line or not line.level):
+            scan.late = _take_sign(scan, scan.late, line, *found)
+    if line.is_quiet:
+        return
+    _follow_traceback(scan, line)
+    if signs.MARKERS.search(line.text):
+        scan.engine_ended = scan.engine_ended or bool(signs.ENDS_ENGINE.search(line.text))
+        if not scan.marker_line:
+            scan.marker_line, scan.marker_process = line.number, line.process
+            scan.late, scan.late_from = _Held(), line.number
+    wrapper = next((i for i, (_, pattern, _) in enumerate(signs.WRAPPERS) if pattern.search(line.text)), None)
+    if wrapper is not None:
+        scan.wrappers.add(wrapper)
+    elif not found or found[0].rank > signs.LOST:
+        _take_exception(scan, line)
+    scan.fatal = scan.fatal or bool(signs.FATAL.search(line.text))
+
+
+def _scan(log: Path, phase: Phase, since: int) -> tuple[_Scan, _Scan | None]:
+    """What was found, and what was found before in the same round and survived."""
     scan = _Scan()
-    survived = _lines_before(log, since)
+    earlier: _Scan | None = None
+    unseen = _lines_before(log, since)
     for line in loglines.read(log, wanted=WANTED):
-        if survived and line.number > survived:
+        if unseen and line.number > unseen:
             # the server lived through all that was said so far
-            survived = 0
-            scan = _Scan(available_kv_mib=scan.available_kv_mib, started=scan.started)
+            unseen, earlier = 0, None
+            scan = scan.anew(started=scan.started)
         if signs.STARTED.search(line.text):
             scan.started = True
             if phase is Phase.REQUEST:
                 # What went wrong before did not keep the server from starting, so it is not why a request failed.
-                scan = _Scan(available_kv_mib=scan.available_kv_mib, started=True)
-        text = line.text.strip()
-        if text:
-            scan.last_text = text
-        if not scan.started:
-            scan.progress.add(line)
-        if not any(word in text for word in signs.WORDS):
-            if not line.is_quiet:
-                _follow_traceback(scan, line)
-            continue
-        room = _NO_ROOM.search(line.text)
-        if room:
-            scan.available_kv_mib = round(float(room[1]) * 1024, 2)
-        found = _sign_in(line)
-        if found:
-            _take_sign(scan, line, *found)
-        if line.is_quiet:
-            continue
-        _follow_traceback(scan, line)
-        if signs.MARKERS.search(line.text) and not scan.marker_line:
-            scan.marker_line = line.number
-        wrapper = next((i for i, (_, pattern, _) in enumerate(signs.WRAPPERS) if pattern.search(line.text)), None)
-        if wrapper is not None:
-            scan.wrappers.add(wrapper)
-        elif not found or found[0].rank > signs.LOST:
-            _take_exception(scan, line)
-        scan.fatal = scan.fatal or bool(signs.FATAL.search(line.text))
+                scan, earlier = scan.anew(started=True), None
+        if phase is Phase.REQUEST and _served_on(scan, line):
+            earlier = _older(earlier, scan)
+            scan = scan.anew(started=scan.started)
+        _note(scan, line)
+    return scan, earlier
+
+
+def _is_weaker(scan: _Scan) -> bool:
+    """Whether the sign held was caught and lived on with, and something else ended the engine."""
+    held, late = scan.held, scan.late
+    if held.sign is None or held.sign.rank > signs.BROKEN or held.line >= scan.late_from:
+        return False
+    raised = scan.exception if scan.exception_line > scan.late_from else ""
+    named = late.sign is not None and late.sign.rank <= signs.BROKEN
+    if not raised and not named:
+        return False
+    said = held.says.partition(": ")[2] or held.says
+    if (late.sign is not None and late.sign.cause is held.sign.cause) or (said and said in raised):
+        return False
+    logged = held.level in _LOUD
+    if not scan.marker_line:
+        return logged and held.sign.cause in signs.CAUGHT
+    if held.sign.cause is _GPU_MEMORY:
+        return held.process.startswith("APIServer")
+    if held.sign.cause is Cause.HOST_OOM and not logged:
+        return False  # the kernel, or a library that gave up
+    of_worker = signs.WORKER.match(held.process) and not signs.WORKER.match(scan.marker_process)
+    return not (of_worker and held.raised and not held.outlived)
+
+
+def _ended_by(scan: _Scan, exit_state: ExitState | None) -> bool:
+    """Whether what was found since the server last served says why it ended."""
+    sign = scan.late.sign if _is_weaker(scan) else scan.held.sign
+    code = None if exit_state is None else exit_state.exit_code
+    if code in _CRASHED_BY or (exit_state is not None and exit_state.oom_killed):
+        return True
+    over = exit_state is not None or scan.fatal
+    return over and ((sign is not None and sign.rank <= signs.BROKEN) or scan.exception_after_marker)
+
+
+def _settle(scan: _Scan, earlier: _Scan | None, exit_state: ExitState | None) -> _Scan:
+    """The scan that holds why the server failed, its best sign in `held`."""
+    if earlier is not None and not _ended_by(scan, exit_state):
+        earlier.fatal = earlier.fatal or scan.fatal
+        earlier.wrappers |= scan.wrappers
+        earlier.last_text = scan.last_text
+        scan = earlier
+    if _is_weaker(scan):
+        scan.held = scan.late
     return scan
 
 
@@ -291,7 +382,7 @@ def _masked_by(scan: _Scan, cause: Cause) -> str | None:
 
 
 def _stage(scan: _Scan, phase: Phase) -> str | None:
-    told = scan.stage
+    told = scan.held.stage
     if phase is Phase.REQUEST:
         boot = told is not None and told.sure and not scan.started
         return told.stage.value if told and boot else Stage.REQUEST.value
@@ -300,9 +391,9 @@ def _stage(scan: _Scan, phase: Phase) -> str | None:
 
 def _from_sign(scan: _Scan, phase: Phase) -> tuple[Cause, str, dict[str, JsonValue], int]:
     """Cause, message, numbers and line of the sign that was found."""
-    assert scan.sign is not None
-    cause, details = scan.sign.cause, dict(scan.details)
-    message = scan.says
+    held = scan.held
+    assert held.sign is not None
+    cause, details, message = held.sign.cause, dict(held.details), held.says
     if cause is _GPU_MEMORY:
         cause = Cause.OOM_AT_REQUEST if phase is Phase.REQUEST else Cause.OOM_AT_START
         if not message:
@@ -318,10 +409,10 @@ def _from_sign(scan: _Scan, phase: Phase) -> tuple[Cause, str, dict[str, JsonVal
         masked = _masked_by(scan, cause)
         if masked:
             details["masked_by"] = masked
-    return cause, message, details, scan.sign_line
+    return cause, message, details, held.line
 
 
-def _from_exit(exit_state: ExitState, scan: _Scan) -> tuple[Cause, str]:
+def _from_exit(exit_state: ExitState, scan: _Scan, phase: Phase) -> tuple[Cause, str]:
     """Cause and message when the log names none: what the end itself says."""
     code = exit_state.exit_code
     if code in _KILLED_BY:
@@ -331,6 +422,9 @@ def _from_exit(exit_state: ExitState, scan: _Scan) -> tuple[Cause, str]:
         )
     if code in _CRASHED_BY:
         return Cause.CRASH, f"the server crashed ({_CRASHED_BY[code]}); its log ends without a reason"
+    if code in _NOT_RUN and phase is not Phase.REQUEST and not scan.started:
+        said = f"; last line: {scan.last_text[:300]!r}" if scan.last_text else ""
+        return Cause.UNKNOWN, f"the server never ran: {_NOT_RUN[code]} (exit code {code}){said}"
     return (
         Cause.UNKNOWN,
         f"the server ended with exit code {code} and its log does not say why; last line: {scan.last_text[:300]!r}",
@@ -341,7 +435,7 @@ def _judge(
     scan: _Scan, phase: Phase, exit_state: ExitState | None, observed: str | None, fallback: Cause
 ) -> tuple[Cause, str, dict[str, JsonValue], int | None]:
     over = exit_state is not None or scan.fatal
-    sign = scan.sign
+    sign = scan.held.sign
     rooted = sign is not None and sign.rank == signs.ROOT
     if sign is not None and rooted and (over or sign.cause is _GPU_MEMORY):
         return _from_sign(scan, phase)
@@ -369,7 +463,7 @@ def _judge(
     if faint and (exit_state is None or exit_state.exit_code):
         return _from_sign(scan, phase)
     if exit_state is not None:
-        return (*_from_exit(exit_state, scan), {}, None)
+        return (*_from_exit(exit_state, scan, phase), {}, None)
     return fallback, observed or "the engine died and the log names no root cause", {}, None
 
 
@@ -392,7 +486,7 @@ def classify(
         fallback: the cause where the server runs on and its log shows nothing.
         since: bytes of the log that the server is known to have survived; nothing in them is why it failed later.
     """
-    scan = _scan(log, phase, since)
+    scan = _settle(*_scan(log, phase, since), exit_state)
     cause, message, details, line = _judge(scan, phase, exit_state, observed, fallback)
     if observed:
         details = {**details, "observed": observed[:LONGEST_MESSAGE]}

@@ -20,7 +20,8 @@ FOLLOWING_LINES = 3
 """Read after each wanted line: the source line and the marks under a traceback's frame."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_PROCESS = re.compile(r"\((?P<process>[A-Za-z][\w.-]{0,60}) pid=\d+\) ?")
+_PROCESS = re.compile(r"(?:\((?P<process>[A-Za-z][\w.-]{0,60}) pid=\d+(?:, ip=[\d.]{7,15})?\) ?){1,3}")
+"""An engine repeats the lines of Ray's workers behind its own name: the last one wrote them."""
 _RANK = re.compile(r"\[(?P<process>rank\d{1,6})\]: ?")
 _LEVEL = re.compile(
     r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? \[[^\]]{1,300}\] ?"
@@ -77,13 +78,14 @@ def undress(raw: str, *, number: int = 0) -> LogLine:
 
 
 def _cuts(text: str) -> list[int]:
-    """Where in a line another process began to write: the places of a dress that follows anything but a dress."""
+    """Where in a line another process began to write: where a dress follows anything but one, or begins again."""
     places: list[int] = []
-    dressed_to = 0
+    dressed_to, levelled = 0, False
     for hit in _DRESS.finditer(text):
-        if hit.start() > dressed_to:
+        named = hit[0].startswith("(")
+        if hit.start() > dressed_to or (named and levelled):
             places.append(hit.start())
-        dressed_to = hit.end()
+        dressed_to, levelled = hit.end(), not named
     return places
 
 

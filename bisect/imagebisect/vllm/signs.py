@@ -50,6 +50,26 @@ def _sign(
     return Sign(cause=cause, pattern=re.compile(pattern), says=says, rank=rank, quiet=quiet, stage=stage)
 
 
+_LED = (
+    r"^[\s|+>*-]{0,40}(?:\([^()\"']{1,80}\)\s+)?(?:\d{4}-\d\d-\d\d[T ][\d:.,]{8,20}Z?\s{1,3}(?:- )?)?(?:(?:ERROR|CRITICAL)\b[\s:-]{1,4})?"
+    r"(?:what\(\):\s{1,3}|[A-Za-z_](?:[\w.]|::){0,120}(?:Error|Exception)(?:\(\w{1,80}\))?:\s?|\[(?:PG|Rank|rank)[^\]\"']{1,120}\]\s?"
+    r"|(?:WorkerProc|EngineCore|Engine core|Worker|Process group watchdog)\b[^\"'`:]{0,120}:\s|[Ll]ast error:\s?|Value error,\s"
+    r"|Worker failed with error '|Failed to load model - not enough GPU memory.{0,400}original error: ){0,5}"
+)
+"""What may stand before an exception's message. What is quoted, or in the middle of a sentence, is somebody's text."""
+
+_UNQUOTED = r"^[^\"]*?"
+"""Anything but a quotation: users' prompts and parameters are quoted in errors about them."""
+
+_UNSAID = r"^(?:[^\"'`]*?|.{0,200}?Worker failed with error '[^\"'`]*?)"
+"""The same for whole sentences, which single quotes may enclose as well."""
+
+_NO_MEMORY = (
+    r"\b(?:CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfMemory|hipErrorMemoryAllocation"
+    r"|UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)\b"
+)
+"""The GPU libraries' own names for it."""
+
 _LOAD = Told(stage=Stage.LOAD, sure=True)
 _KV_FIT = Told(stage=Stage.KV_FIT, sure=True)
 _WARM_UP = Told(stage=Stage.WARM_UP, sure=False)  # profiling runs the same dummy requests
@@ -71,28 +91,38 @@ SIGNS: tuple[Sign, ...] = (
     # GPU memory
     _sign(
         Cause.OOM_AT_START,
-        r"Failed to load model - not enough GPU memory(?P<how>.{0,400}original error)?",
+        _LED + r"Failed to load model - not enough GPU memory(?P<how>.{0,400}original error)?",
         "{oom}",
         stage=_LOAD,
     ),
-    _sign(Cause.OOM_AT_START, r"(?:CUDA|HIP) out of memory occurred when warming up", "{oom}", stage=_WARM_UP),
-    _sign(Cause.OOM_AT_START, r"\bOutOfMemoryError\b|(?:CUDA|HIP|XPU) out of memory", "{oom}"),
+    _sign(Cause.OOM_AT_START, _LED + r"(?:CUDA|HIP) out of memory occurred when warming up", "{oom}", stage=_WARM_UP),
     _sign(
         Cause.OOM_AT_START,
-        r"(?:CUDA|HIP)(?: driver)? error: out of memory|Triton Error \[(?:CUDA|HIP)\]: out of memory"
-        r"|Cuda failure (?:2 )?'out of memory'|cudaErrorMemoryAllocation",
+        _LED + r"(?:[\w.:]{0,120}\(?\bOutOfMemoryError\b(?:\)?:|\(|\s*$)|(?:CUDA|HIP|XPU) out of memory\b)"
+        r"|^terminate called after throwing an instance of '[\w:]{0,40}OutOfMemoryError'"
+        # after another sentence, or cut into by another process: in PyTorch's full form, with no quotation to end
+        r"|: (?:CUDA|HIP|XPU) out of memory\. Tried to allocate \d[^\"'`]*$",
+        "{oom}",
+    ),
+    _sign(
+        Cause.OOM_AT_START,
+        _LED + r"(?:(?:CUDA|HIP)(?: driver| runtime)? [Ee]rror(?: ?\([^()\"']{1,200}\)| at [^\"'\s]{1,200})?:\s?"
+        r"|Triton Error \[(?:CUDA|HIP)\]: )out of memory"
+        r"|^[^\"']{0,200}\bCuda failure (?:2 )?'out of memory'"
+        r"|" + _LED + r"(?:[^\"'`]{0,300}(?:[:=(\[]|\b(?:error|code|status|returned|with|got))\s?)?" + _NO_MEMORY,
         "{oom}",
     ),
     _sign(Cause.OOM_AT_START, r"memory allocation failed with OOM on device \d+", "{oom}", rank=HINT, quiet=True),
     _sign(
         Cause.OOM_AT_START,
-        r"No available memory for the cache blocks|Cannot auto-fit max_model_len: not enough GPU memory",
+        _UNSAID + r"(?:No available memory for the cache blocks|Cannot auto-fit max_model_len: not enough GPU memory)",
         "no GPU memory is left for the KV cache",
         stage=_KV_FIT,
     ),
     _sign(
         Cause.OOM_AT_START,
-        r"To serve at least one request with the models?'s? max seq len \((?P<length>\d+)\).{0,40}?\(?(?P<needed>[\d.]+) GiB KV cache is needed"
+        _UNSAID
+        + r"To serve at least one request with the models?'s? max seq len \((?P<length>\d+)\).{0,40}?\(?(?P<needed>[\d.]+) GiB KV cache is needed"
         r".{0,80}?available KV cache memory \((?P<available>-?[\d.]+) GiB\)(?:.{0,80}?estimated maximum model length is (?P<possible>\d+))?",
         "one request of {length} tokens needs {needed} GiB of KV cache, {available} GiB is available",
         stage=_KV_FIT,
@@ -154,6 +184,11 @@ SIGNS: tuple[Sign, ...] = (
     # the build cannot be tested
     _sign(
         Cause.UNKNOWN_FLAG,
+        r"^\S{1,60}(?: serve)?: error: (?P<what>argument [^:]{1,120}: (?:invalid |expected ).{1,300})",
+        "the flag is known, its value is not: {what}",
+    ),
+    _sign(
+        Cause.UNKNOWN_FLAG,
         r"^\S{1,60}(?: serve)?: error: (?P<what>unrecognized arguments: .{1,300}|argument .{1,300}|ambiguous option: .{1,300}"
         r"|the following arguments are required: .{1,300})",
         "{what}",
@@ -198,13 +233,20 @@ SIGNS: tuple[Sign, ...] = (
     ),
     _sign(
         Cause.CUDA_ERROR,
-        r"(?P<what>(?:CUDA|HIP)(?: driver)? error: .{1,200}|Triton Error \[(?:CUDA|HIP)\]: .{1,200}"
+        _UNQUOTED + r"(?P<what>\w{3,10}_STATUS_ALLOC_FAILED\b)",
+        "{what} (a CUDA library got no memory: often a lack of GPU memory, but the log does not say so)",
+    ),
+    _sign(
+        Cause.CUDA_ERROR,
+        _UNQUOTED
+        + r"(?P<what>(?:CUDA|HIP)(?: driver| runtime)? [Ee]rror: .{1,200}|Triton Error \[(?:CUDA|HIP)\]: .{1,200}"
         r"|(?:CUBLAS|CUDNN|CUSPARSE|CUSOLVER|HIPBLAS)_STATUS_[A-Z_]{1,60})",
         "{what}",
     ),
     _sign(
         Cause.CUDA_ERROR,
-        r"(?P<what>an illegal memory access was encountered|device-side assert triggered|unspecified launch failure"
+        _UNQUOTED
+        + r"(?P<what>an illegal memory access was encountered|device-side assert triggered|unspecified launch failure"
         r"|misaligned address|cudaErrorIllegalAddress|cudaErrorLaunchFailure)",
         "CUDA error: {what}",
     ),
@@ -255,6 +297,8 @@ WORDS = (
     "Failed",
     "imeout",
     "memory",
+    "OUT_OF_",
+    "_STATUS_",
     "oom-kill",
     "bad_alloc",
     "NCCL",
@@ -300,6 +344,27 @@ MARKERS = re.compile(
     r"EngineCore encountered a fatal error|EngineCore failed to start|WorkerProc hit an exception|WorkerProc failed to start"
 )
 """Announces the traceback that ended an engine; the first exception after it is the root."""
+
+ENDS_ENGINE = re.compile(r"EngineCore encountered a fatal error|EngineCore failed to start")
+"""Of the markers, those after which a server never goes on."""
+
+CAUGHT = frozenset({Cause.IMPORT_ERROR, Cause.DISK_FULL})
+"""What servers often catch, log and live on without."""
+
+WORKER = re.compile(r"^(?:\w{0,20}Worker|rank\d)")
+"""A process that works for an engine."""
+
+ANSWERED = re.compile(r'"POST /\S{0,200} HTTP/[\d.]{1,4}" 200\b')
+"""The access log's line of a request that was answered."""
+
+PROGRESSED = re.compile(
+    r"^Engine \d{1,6}: Avg prompt throughput: (?P<prompt>[\d.]{1,12}) tokens/s, "
+    r"Avg generation throughput: (?P<generation>[\d.]{1,12}) tokens/s"
+)
+"""An engine's account of the last 10 s."""
+
+SERVING_WORDS = ('"POST /', "Avg prompt throughput")
+"""One of these is in every line that shows that a server works."""
 
 EXCEPTION = re.compile(
     r"^(?P<name>[A-Za-z_][\w.]{0,120}(?:Error|Exception|Failure|Timeout|Expired|OutOfResources))(?:: (?P<what>.{0,500}))?$"

@@ -146,3 +146,45 @@ class Progress:
             "capture": Stage.GRAPH_CAPTURE,
             "captured": Stage.WARM_UP,
         }.get(words.pop())
+
+
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]{1,400})", line \d+, in (?P<function>.{1,120})')
+_MODEL_CODE = re.compile(r"vllm/(?:model_executor|third_party)/|flash_linear_attention|/fla/|flashinfer/")
+_PACKAGES = re.compile(r".*/(?:dist|site)-packages/")
+_CHAINED = re.compile(r"(?:The above exception was the direct cause|During handling of the above exception)")
+
+
+@dataclass(kw_only=True)
+class Traceback:
+    """The frames being printed by one process: the innermost, and the innermost of model or kernel code.
+
+    `chained`: it tells how the one before it was dealt with. `over`: its exception was printed.
+    """
+
+    frame: str = ""
+    model_frame: str = ""
+    code: str = ""
+    frames: Frames = field(default_factory=Frames)
+    chained: bool = False
+    over: bool = False
+
+    def add(self, text: str) -> bool:
+        """Take in its next line; whether that is the one that ends it, the exception's."""
+        if _CHAINED.match(text):
+            self.chained = True
+            return False
+        hit = _FRAME.match(text)
+        if hit:
+            function = hit["function"].strip()
+            self.frame = f"{_PACKAGES.sub('', hit['file'])}:{function}"
+            self.frames.add(function)
+            if _MODEL_CODE.search(hit["file"]):
+                self.model_frame = self.frame
+            self.code, self.over = "", False
+        elif text.startswith(" "):
+            if self.frame and not self.code and text.startswith("    "):
+                self.code = text.strip()[:200]
+        elif text and not self.over:
+            self.over = True
+            return True
+        return False
