@@ -18,10 +18,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-import search_worlds as worlds
-from search_worlds import Answer, World
-
+from imagebisect import worlds
 from imagebisect.noise import Noise
+from imagebisect.worlds import Answer, World
 
 Search = Callable[[World, random.Random], Answer]
 

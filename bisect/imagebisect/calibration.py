@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 
-from imagebisect.noise import BETWEEN_DF, between_prior, within_variance
+from imagebisect.noise import BETWEEN_DF, within_variance
 from imagebisect.posterior import Start, within_slopes
 from imagebisect.quantiles import student_quantile
 from imagebisect.scale import Scale
@@ -137,7 +137,7 @@ def difference(good: Sequence[Start], bad: Sequence[Start], scale: Scale, *, df:
     prior_df = df
     within = within_variance([start.reps for start in (*good, *bad)], scale.noise)
     reps = [len(start.reps) for start in (*good, *bad)]
-    prior = between_prior(scale.noise, within) + within * sum(1 / n for n in reps) / len(reps)
+    prior = scale.noise.between**2 + within * sum(1 / n for n in reps) / len(reps)
     variance = prior
     sides = [[start.place for start in side] for side in (good, bad)]
     variance = max(variance, _rough_spread(sides) ** 2)

@@ -14,6 +14,14 @@ CLUSTERED = 0.65
 REACH = 3.0
 """Builds over which that chance fades."""
 
+TOGETHER = 0.35
+"""Belief that two complaints about one range begin with the same build."""
+
+CLOSE = 0.15
+"""Belief that they begin within two builds of each other."""
+
+NEARBY = np.full(5, 0.2)
+
 
 def entropy(chance: Floats) -> Floats:
     """Bits that a sure answer about each build would give."""
@@ -27,6 +35,21 @@ def event_gain(chance: Floats, bad_rate: float, good_rate: float = 0.01) -> Floa
     dies = chance * bad_rate + (1 - chance) * good_rate
     known = chance * entropy(np.array(bad_rate)) + (1 - chance) * entropy(np.array(good_rate))
     return np.maximum(entropy(dies) - known, 0.0)
+
+
+def expected(posterior: Floats, elsewhere: Floats) -> Floats:
+    """How likely each build of a range is bad, if one complaint tends to begin where another did.
+
+    `posterior` and `elsewhere` are over the first bad build, without the range's first one; `elsewhere` need not add up.
+    """
+    size = len(posterior)
+    same = elsewhere / elsewhere.sum() if elsewhere.sum() > 0 else np.full(size, 1 / size)
+    near = np.convolve(same, NEARBY)[len(NEARBY) // 2 :][:size]
+    prior = (1 - TOGETHER - CLOSE) / size + TOGETHER * same + CLOSE * near
+    weighted = posterior * prior
+    chance: Floats = np.concatenate(([0.0], np.minimum(np.cumsum(weighted) / weighted.sum(), 1.0)))
+    chance[-1] = 1.0
+    return chance
 
 
 def untestable_chance(low: int, high: int, skips: Collection[int], tested: Collection[int]) -> Floats:

@@ -29,6 +29,9 @@ TRIES = 2
 SETTLED = 0.95
 """Chance of one pair from which on it is confirmed rather than searched."""
 
+LIKELY = 0.5
+"""Chance of one pair from which on another start of one of its builds counts as a fresh one."""
+
 SETTLED_EVENT = 0.85
 """The same for failures that come always: a fresh one tells more of what survivals are worth than a survival does."""
 
@@ -115,11 +118,15 @@ def _binomial_tail(at_least: int, of: int, rate: float) -> float:
 
 
 class Inquiry:
-    """The starts of one target over the range. `good` and `bad` of the question are the anchors."""
+    """The starts of one target over the range. `good` and `bad` of the question are the anchors.
 
-    def __init__(self, ask: Question, evidence: Evidence) -> None:
+    `elsewhere` is how likely each build is the first bad one of another target: where to look first, proof of nothing.
+    """
+
+    def __init__(self, ask: Question, evidence: Evidence, elsewhere: Floats | None = None) -> None:
         self.ask = ask
         self.evidence = evidence
+        self.elsewhere = elsewhere
         self.target = evidence.target
         self.event = self.target.metric.kind is MetricKind.EVENT
         self.marks = {b: v for b, v in evidence.marks.items() if b not in (ask.good, ask.bad)}
@@ -319,6 +326,10 @@ class Inquiry:
         always = isinstance(belief, Survival) and belief.bad_rate > ALWAYS
         if chance < (SETTLED_EVENT if always else SETTLED):
             wish = self._search(low, high, belief, separators)
+            plain = always or isinstance(belief, Fit)
+            if wish and plain and chance >= LIKELY and wish.build in (last, first) and self.tested(wish.build):
+                # another start of a member of the pair might as well be its proof
+                return self._ask_fresh(last, first, chance, belief, lacking=[wish.build])
             return wish or self._suspects(separators, belief, "noise", "starts of one build disagree too much")
         wrong = self._wrong_side(low, high, last, first, belief)
         if wrong is not None:
@@ -362,7 +373,8 @@ class Inquiry:
         if scores.max() <= 0:
             return None
         build = choice.best(scores, low)
-        bad = float(belief.chance_bad[build - low])
+        expected = self._expected(low, high, belief)
+        bad = float(expected[build - low])
         seen = "again: " if self.tested(build) else ""
         why = f"{seen}{self.name(build)} parts {self.name(low)}..{self.name(high)} (bad with a chance of {bad:.0%})"
         return Wish(
@@ -372,16 +384,23 @@ class Inquiry:
             pair=self.bracket(low, high, belief),
             fit=belief if isinstance(belief, Fit) else None,
             gains={b: float(gains[b - low]) for b in able},
-            wants=frozenset(b for b in able if 0.02 < belief.chance_bad[b - low] < 0.98) | {build},
+            wants=frozenset(b for b in able if 0.02 < expected[b - low] < 0.98) | {build},
         )
 
     def _gains(self, low: int, high: int, belief: Fit | Survival) -> Floats:
         skips = [b for b in range(low, high + 1) if self.untestable(b)]
         tested = [b for b in range(low, high + 1) if self.evidence.observations.get(b) and not self.untestable(b)]
         able: Floats = 1.0 - choice.untestable_chance(low, high, skips, tested)
+        chance = self._expected(low, high, belief)
         if isinstance(belief, Survival):
-            return choice.event_gain(belief.chance_bad, belief.bad_rate) * able
-        return choice.entropy(belief.chance_bad) * able
+            return choice.event_gain(chance, belief.bad_rate) * able
+        return choice.entropy(chance) * able
+
+    def _expected(self, low: int, high: int, belief: Fit | Survival) -> Floats:
+        """How likely each build is bad, with what other targets say about where things broke."""
+        if self.elsewhere is None:
+            return belief.chance_bad
+        return choice.expected(belief.posterior, self.elsewhere[low + 1 : high + 1])
 
     def bracket(self, low: int, high: int, belief: Fit | Survival) -> tuple[int, int]:
         """The innermost builds with a verdict around the most likely first bad one."""

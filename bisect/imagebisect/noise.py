@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 
 WITHIN_DF = 2.0
@@ -14,6 +15,9 @@ BETWEEN_DF = 3.0
 
 SLOW_WEIGHT = 10.0
 """Starts that the assumed share of slow starts counts for."""
+
+CLOSEST_OF_THREE = 0.346
+"""Mean square of the gap between the closest two of three normal values, in variances (a million draws)."""
 
 ODD_REPS = 6.0
 """Reps of one start farther apart than so many of their standard deviations are left out of the pool."""
@@ -42,15 +46,22 @@ def start_value(reps: Sequence[float]) -> float:
     return ordered[middle] if count % 2 else fmean(ordered[middle - 1 : middle + 1])
 
 
+def _of_closest(reps: Sequence[float]) -> float:
+    """The variance of a start's reps by the two that lie closest: an odd rep does not widen it."""
+    ordered = sorted(reps)
+    gap = min(high - low for low, high in pairwise(ordered))
+    return gap**2 / (2.0 if len(ordered) == 2 else CLOSEST_OF_THREE)
+
+
 def within_variance(starts: Iterable[Sequence[float]], prior: Noise) -> float:
     """The variance of one rep inside its start, pooled over starts with several and with what is assumed.
 
-    A start whose reps lie far wider than those of the others holds an odd rep and is left out; where most are wide, the
-    host is.
+    A start whose reps lie far wider than is usual here holds an odd rep and is left out; where most are wide, the host
+    is.
     """
     groups = [reps for reps in starts if len(reps) > 1]
-    own = sorted(sum((rep - fmean(reps)) ** 2 for rep in reps) / (len(reps) - 1) for reps in groups)
-    typical = max(own[(len(own) - 1) // 2] if own else 0.0, prior.within**2)
+    usual = sorted(_of_closest(reps) for reps in groups)
+    typical = max(usual[len(usual) // 2] if usual else 0.0, prior.within**2)
     squares, df = WITHIN_DF * prior.within**2, WITHIN_DF
     for reps in groups:
         if max(reps) - min(reps) <= ODD_REPS * typical**0.5:
@@ -68,8 +79,3 @@ def slow_share(builds: Iterable[Sequence[float]], apart: float, prior: Noise) ->
             seen += len(values)
             conflicts += max(values) - min(values) > apart
     return (SLOW_WEIGHT * prior.slow + conflicts) / (SLOW_WEIGHT + seen)
-
-
-def between_prior(prior: Noise, within: float) -> float:
-    """The variance expected between starts of one build: what is assumed, and no less than that of reps in a start."""
-    return max(prior.between**2, within)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from imagebisect.domain import Verdict
-from imagebisect.noise import BETWEEN_DF, between_prior, slow_share, start_value, within_variance
+from imagebisect.noise import BETWEEN_DF, slow_share, start_value, within_variance
 from imagebisect.scale import Scale
 
 Floats = NDArray[np.float64]
@@ -220,7 +220,7 @@ class _Em:
         for build, verdict in marks.items():
             if low < build < high and verdict in (Verdict.GOOD, Verdict.BAD):
                 self.marked[build - low] = 60.0 if verdict is Verdict.GOOD else -60.0
-        self.prior = between_prior(scale.noise, self.within)
+        self.prior = scale.noise.between**2
         self.between = self.prior
         self.df = BETWEEN_DF
         self.good = _middle(self._of(low))

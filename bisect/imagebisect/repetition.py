@@ -10,6 +10,9 @@ from imagebisect.posterior import OFF_LEVEL, Fit
 from imagebisect.scale import Scale
 
 MOST_REPS = 3
+PLAIN = 40.0
+"""From an effect of so many standard deviations of a start on, a rep at the bad level is no accident."""
+
 SURE = 3.0
 """A rep this many standard deviations from a level still belongs to it."""
 
@@ -18,13 +21,14 @@ SURE = 3.0
 class RepRule:
     """When a start's reps are enough; without a scale every start takes `most`.
 
-    `fast` is the place from which on the first rep is believed (None: levels are not known, none is), `agree` how far
-    two reps may lie apart.
+    `fast` is the place from which on the first rep is believed (None: levels are not known, none is), `slow` the
+    stretch around the bad level in which it is too, `agree` how far two reps may lie apart.
     """
 
     scale: Scale | None = None
     most: int = MOST_REPS
     fast: float | None = None
+    slow: tuple[float, float] | None = None
     agree: float = 0.0
 
     def enough(self, values: Sequence[float]) -> bool:
@@ -35,6 +39,8 @@ class RepRule:
             return False
         places = [self.scale.place(value) for value in values]
         if len(places) == 1:
+            if self.slow is not None and self.slow[0] <= places[0] <= self.slow[1]:
+                return True
             return self.fast is not None and places[0] >= self.fast
         return max(places) - min(places) <= self.agree
 
@@ -52,10 +58,16 @@ def calibrating(scale: Scale) -> RepRule:
 
 
 def rule_of(fit: Fit, scale: Scale) -> RepRule:
-    """The rule once the levels are known: noise makes reps slow, so a fast one is believed and a slow one is not."""
-    spread = math.sqrt(fit.between**2 + fit.within**2 + (OFF_LEVEL * fit.effect) ** 2)
+    """The rule once the levels are known: noise makes reps slow, so a fast one is believed and a slow one is not.
+
+    Where the effect is large a slow one is believed too if it lies at the bad level: an odd rep lies anywhere.
+    """
+    clean = math.hypot(fit.between, fit.within)
+    spread = math.hypot(clean, OFF_LEVEL * fit.effect)
+    plain = fit.effect > PLAIN * clean
     return RepRule(
         scale=scale,
         fast=max((fit.good + fit.bad) / 2, fit.good - SURE * spread),
+        slow=(fit.bad - SURE * clean, fit.bad + SURE * clean) if plain else None,
         agree=max(4 * fit.within, OFF_LEVEL * fit.effect),
     )

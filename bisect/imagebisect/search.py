@@ -18,14 +18,14 @@ from imagebisect.calibration import LARGE_ENOUGH, MOST_STARTS, Ends, compare, di
 from imagebisect.domain import Plan, Status, Target, TargetResult, TargetRole
 from imagebisect.evidence import Evidence, Question, question
 from imagebisect.inquiry import Contradiction, Found, Inquiry, Wish
-from imagebisect.posterior import Fit
+from imagebisect.posterior import Fit, Floats
 from imagebisect.repetition import CALIBRATING, ONE_REP, RepRule, calibrating, rule_of
 from imagebisect.scenario import MetricKind
 from imagebisect.state import RunState
 from imagebisect.survival import Survival, compare_events
 
 WATCHED_STARTS = 2
-"""Starts of an anchor in which a watch target is measured; elsewhere one."""
+"""Starts of an end in which a watch target is measured; of a build that is confirmed one, of others none."""
 
 CONFIRMING = 2
 """Starts that a confirmation takes where nothing is in doubt."""
@@ -279,9 +279,9 @@ def _left(wish: Wish, belief: Fit | Survival) -> int:
     return math.ceil(bits) + 1 + CONFIRMING
 
 
-def stand(ask: Question, evidence: Evidence) -> Standing:
-    """Where one target stands, and what it would like to know next."""
-    inquiry = Inquiry(ask, evidence)
+def stand(ask: Question, evidence: Evidence, elsewhere: Floats | None = None) -> Standing:
+    """Where one target stands, and what it would like to know next; `elsewhere` as in `Inquiry`."""
+    inquiry = Inquiry(ask, evidence, elsewhere)
     unsettled = _anchors(inquiry)
     if unsettled is not None:
         return unsettled
@@ -341,9 +341,31 @@ def _watched(standing: Standing) -> TargetResult:
     )
 
 
+def _first_bad(ask: Question, evidence: Evidence) -> Floats | None:
+    """How likely each build is the first bad one of a target by its own starts; None where its ends are not known."""
+    inquiry = Inquiry(ask, evidence)
+    if not evidence.values(ask.good) or not evidence.values(ask.bad):
+        return None
+    belief = inquiry.belief(ask.good, ask.bad)
+    if isinstance(belief, Fit) and belief.effect < LARGE_ENOUGH * inquiry.scale.floor:
+        return None
+    found = np.zeros(len(ask.names))
+    found[ask.good + 1 : ask.bad + 1] = belief.posterior
+    return found
+
+
 def standings(ask: Question) -> tuple[Standing, ...]:
-    """Every target's standing, in suite order."""
-    return tuple(stand(ask, evidence) for evidence in ask.evidence)
+    """Every target's standing, in suite order. What one target found tells the others where to look first."""
+    searched = [e for e in ask.evidence if e.target.role is TargetRole.BISECT]
+    if len(searched) < 2:
+        return tuple(stand(ask, evidence) for evidence in ask.evidence)
+    found = {evidence.target.name: _first_bad(ask, evidence) for evidence in searched}
+
+    def others(name: str) -> Floats | None:
+        known = [mass for other, mass in found.items() if other != name and mass is not None]
+        return sum(known[1:], start=known[0]) / len(known) if known else None
+
+    return tuple(stand(ask, evidence, others(evidence.target.name)) for evidence in ask.evidence)
 
 
 def _choose(ask: Question, opened: list[Standing]) -> tuple[int, str, Standing]:
@@ -380,14 +402,15 @@ def decide(ask: Question, scenarios_of: Mapping[str, tuple[str, ...]]) -> Probe 
     sharing = [s for s in opened if s.evidence.server == server and s.wish and (build in s.wish.wants or s is chosen)]
     wanted: list[Target] = [s.evidence.target for s in sharing]
     reps = {s.evidence.target.name: s.rule for s in sharing}
-    enough = WATCHED_STARTS if build in (ask.good, ask.bad) else 1
+    ends = build in (ask.good, ask.bad)
+    enough = WATCHED_STARTS if ends else 1 if chosen.wish.purpose == "confirm" else 0
     for standing in found:
         evidence = standing.evidence
         if evidence.target.role is TargetRole.WATCH and evidence.server == server:
             seen = len(evidence.observations.get(build, ()))
             if seen < enough:
                 wanted.append(evidence.target)
-                reps[evidence.target.name] = CALIBRATING if enough > 1 else ONE_REP
+                reps[evidence.target.name] = CALIBRATING if ends else ONE_REP
     needed = {target.scenario for target in wanted}
     why = chosen.wish.why
     if build != chosen.wish.build:

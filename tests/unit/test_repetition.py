@@ -23,8 +23,9 @@ RULE = rule_of(
     ("reps", "enough"),
     [
         ([1410.0], True),  # fast: believed
-        ([760.0], False),  # slow: a second one
-        ([760.0, 755.0], True),  # and they agree
+        ([755.0], True),  # at the bad level, and the effect is plain: believed
+        ([790.0], False),  # slow, and not quite there: a second one
+        ([790.0, 785.0], True),  # and they agree
         ([1100.0, 1400.0], False),  # they do not
         ([1100.0, 1400.0, 1405.0], True),
     ],
@@ -32,6 +33,13 @@ RULE = rule_of(
 def test_a_fast_rep_is_believed_and_a_slow_one_repeated(reps, enough):
     """Noise makes reps slow, hardly ever fast."""
     assert RULE.enough(reps) is enough
+
+
+def test_a_slow_rep_is_repeated_where_the_effect_is_not_plain():
+    """On a noisy host, or for a small effect, one slow rep may be an accident."""
+    small = [Start(build=b, reps=(math.log(v),), at=at) for at, (b, v) in enumerate([(0, 1415), (9, 1200)])]
+
+    assert rule_of(fit(small, 0, 9, SCALE), SCALE).enough([1200.0]) is False
 
 
 def test_starts_of_the_ends_take_three_reps_and_memory_takes_one():

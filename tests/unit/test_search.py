@@ -50,11 +50,13 @@ def test_anchors_are_measured_first_and_as_often_as_the_effect_asks_for(bad, ord
 
 
 def test_the_final_pair_is_measured_again_in_fresh_starts():
-    """The last two starts are the last good and the first bad build, and are marked as their confirmation."""
+    """The last starts are of the last good and the first bad build, and are marked as their confirmation."""
     result, found = one(16, step_values(9))
 
-    assert [probe.build for probe in found.probes[-2:]] == [8, 9]
-    assert all(probe.confirms == {"long-prefill": (8, 9)} for probe in found.probes[-2:])
+    fresh = [probe.build for probe in found.probes if probe.confirms]
+    assert {*fresh} == {8, 9}
+    assert [probe.build for probe in found.probes[-len(fresh) :]] == fresh
+    assert all(probe.confirms == {"long-prefill": (8, 9)} for probe in found.probes if probe.confirms)
     assert all(len(result.builds[build].values) >= 2 for build in (8, 9))
     assert result.confidence > 0.98
 
@@ -374,6 +376,18 @@ def test_a_build_that_is_gone_when_it_is_to_be_confirmed_ends_the_target():
 
     assert (result.status, result.reason) == (Status.NARROWED, "untestable")
     assert (result.last_good, result.first_bad) == (4, 5)
+
+
+def test_what_one_target_found_tells_the_others_where_to_look_first():
+    """A second server whose complaint begins with the same build is searched in fewer starts than a bare halving."""
+    targets = [target("long", scenario="long"), target("oom", kind=MetricKind.EVENT, scenario="oom")]
+    servers = {"long": "bt4096", "oom": "bt8192"}
+    answers = {"long": step_values(21), "oom": step_values(21, good=1, bad=0)}
+    found = walk(ask(33, [Evidence(target=t, server=servers[t.name]) for t in targets]), answers)
+    alone = walk(ask(33, [Evidence(target=targets[1], server="bt8192")]), {"oom": answers["oom"]})
+
+    assert all(standing.result.first_bad == 21 for standing in found.standings)
+    assert sum(probe.server == "bt8192" for probe in found.probes) < len(alone.probes)
 
 
 # ------------------------------------------------------------- fixes, scans and budgets
