@@ -1,6 +1,6 @@
 """Simulated worlds with a known truth, and three ways to search them: the real engine and its rivals.
 
-A world says how fast each build is, which cannot be tested, and what the host adds: noise of reps and of starts, slow
+Simulated here means drawn from dice: the stand-in server is `simulator`. A world says how fast each build is, which cannot be tested, and what the host adds: noise of reps and of starts, slow
 reps and slow starts, two modes, drift, wander, flaky failures. Values are natural logarithms of the throughput.
 """
 
@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from imagebisect.domain import Floor, Status, Target, TargetRole, Worse
 from imagebisect.evidence import Evidence, Observation, Question
+from imagebisect.evidence import sentinels as scanned
 from imagebisect.noise import Noise
 from imagebisect.scenario import Metric, MetricKind
-from imagebisect.search import decide, standings
+from imagebisect.search import Probe, decide, standings
 
 GOOD_TOK_S = 1415.0
 PULL_MIN, BOOT_MIN, REP_MIN = 8.0, 4.0, 2.0
@@ -55,6 +56,7 @@ class Host:
 
     world: World
     dice: random.Random
+    prices: tuple[float, float, float] = (PULL_MIN, BOOT_MIN, REP_MIN)
     starts: int = 0
     reps: int = 0
     minutes: float = 0.0
@@ -64,7 +66,7 @@ class Host:
         """One start: its offset, or None where the build cannot be tested."""
         world, dice = self.world, self.dice
         self.starts += 1
-        self.minutes += BOOT_MIN + (0 if build in self.pulled else PULL_MIN)
+        self.minutes += self.prices[1] + (0 if build in self.pulled else self.prices[0])
         self.pulled.add(build)
         if build in world.skips:
             return None
@@ -85,7 +87,7 @@ class Host:
         if dice.random() < world.outliers:
             seen -= math.log1p(dice.uniform(0.1, 0.6))
         self.reps += 1
-        self.minutes += REP_MIN * math.exp(-place)
+        self.minutes += self.prices[2] * math.exp(-place)
         return GOOD_TOK_S * math.exp(seen)
 
     def dies(self, build: int) -> bool:
@@ -108,6 +110,7 @@ class Answer:
     reps: int
     images: int
     minutes: float
+    interval: tuple[float, float] | None = None
 
 
 def target(*, floor: float = 0.03, event: bool = False) -> Target:
@@ -150,40 +153,27 @@ def engine(
     floor: float = 0.03,
     profile: Noise | None = None,
     sentinels: int = 0,
+    budget: int | None = None,
+    minutes: tuple[float, float, float] = (PULL_MIN, BOOT_MIN, REP_MIN),
 ) -> Answer:
-    """The real engine, asked start by start as a session does."""
-    host = Host(world=world, dice=dice)
+    """The real engine, asked start by start as a session does. `budget` in starts; `minutes` to pull, boot and of a rep."""
+    host = Host(world=world, dice=dice, prices=minutes)
     event = bool(world.deaths)
     count = len(world.deaths or world.levels)
-    evidence = Evidence(target=target(floor=floor, event=event), server="s", noise=profile)
     ask = Question(
         names=tuple(f"b{b}" for b in range(count)),
         lines=("main",) * count,
         good=0,
         bad=count - 1,
-        evidence=(evidence,),
+        evidence=(Evidence(target=target(floor=floor, event=event), server="s", noise=profile),),
+        scan=scanned(0, count - 1, sentinels),
     )
-    scans = [round((k + 1) * (count - 1) / (sentinels + 1)) for k in range(sentinels)]
     while (probe := decide(ask, {"s": ("x",)})) is not None and host.starts < MOST_STARTS:
-        anchored = all(ask.evidence[0].values(end) for end in (0, count - 1))
-        build = scans.pop(0) if scans and anchored else probe.build
-        rule = probe.reps["t"]
-        place = host.start(build)
-        if place is None:
-            seen = Observation(value=None, cause="unknown_flag", at=host.starts)
-        elif event:
-            seen = Observation(value=0.0 if host.dies(build) else 1.0, at=host.starts)
-        else:
-            reps: list[float] = []
-            while not rule.enough(reps):
-                reps.append(host.rep(place))
-            middle = sorted(reps)[len(reps) // 2] if len(reps) % 2 else math.sqrt(reps[0] * reps[1])
-            seen = Observation(value=middle, reps=tuple(reps), at=host.starts)
-        if build == probe.build:
-            seen = replace(seen, confirming=probe.confirms.get("t"))
+        seen = _observe(host, probe)
         before = ask.evidence[0].observations
-        after = replace(ask.evidence[0], observations={**before, build: (*before.get(build, ()), seen)})
-        ask = replace(ask, evidence=(after,))
+        after = {**before, probe.build: (*before.get(probe.build, ()), seen)}
+        spent = budget is not None and host.starts >= budget
+        ask = replace(ask, evidence=(replace(ask.evidence[0], observations=after),), spent=spent)
     found = standings(ask)[0].result
     claims = found.status is Status.CONFIRMED or (
         found.status is Status.NARROWED and found.reason in ("untestable", "off_line")
@@ -197,12 +187,35 @@ def engine(
         end=f"{found.status}:{found.reason}" if found.reason else str(found.status),
         suspects=found.suspects,
         confidence=found.confidence,
+        interval=found.interval_percent,
     )
 
 
-def naive(world: World, dice: random.Random, *, reps: int = 1, skips_like_git: bool = False) -> Answer:
+def _observe(host: Host, probe: Probe) -> Observation:
+    """One start of a world as the search sees it."""
+    confirming = probe.confirms.get("t")
+    place = host.start(probe.build)
+    if place is None:
+        return Observation(value=None, cause="unknown_flag", at=host.starts)
+    if host.world.deaths:
+        return Observation(value=0.0 if host.dies(probe.build) else 1.0, at=host.starts, confirming=confirming)
+    reps: list[float] = []
+    while not probe.reps["t"].enough(reps):
+        reps.append(host.rep(place))
+    middle = sorted(reps)[len(reps) // 2] if len(reps) % 2 else math.sqrt(reps[0] * reps[1])
+    return Observation(value=middle, reps=tuple(reps), at=host.starts, confirming=confirming)
+
+
+def naive(
+    world: World,
+    dice: random.Random,
+    *,
+    reps: int = 1,
+    skips_like_git: bool = False,
+    minutes: tuple[float, float, float] = (PULL_MIN, BOOT_MIN, REP_MIN),
+) -> Answer:
     """Binary search by the midpoint between one start of each end; `reps` each, their median counts."""
-    host = Host(world=world, dice=dice)
+    host = Host(world=world, dice=dice, prices=minutes)
     count = len(world.levels or world.deaths)
 
     def value(build: int) -> float | None:
