@@ -34,14 +34,15 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY)
 	$(BIN)/bisect demo
 
-# Containers and unit tests side by side: neither minds the other. What times real processes then has the machine alone.
+# Containers beside the rest that does not mind; what times real processes has the machine to itself at the end.
 test: $(READY)
 	@$(BIN)/pytest tests/docker & containers=$$!; \
-	$(BIN)/pytest tests/unit; units=$$?; \
+	$(BIN)/pytest -n 2 tests/unit; units=$$?; \
 	wait $$containers; containers=$$?; \
-	$(BIN)/pytest tests/e2e tests/vllm; processes=$$?; \
-	echo "exit codes: unit $$units, containers $$containers, processes $$processes"; \
-	[ $$units = 0 ] && [ $$containers = 0 ] && [ $$processes = 0 ]
+	$(BIN)/pytest -n 3 -m "not alone" tests/e2e; processes=$$?; \
+	$(BIN)/pytest -m "alone or vllm" tests/e2e tests/vllm; timed=$$?; \
+	echo "exit codes: unit $$units, containers $$containers, processes $$processes, timed $$timed"; \
+	[ $$units = 0 ] && [ $$containers = 0 ] && [ $$processes = 0 ] && [ $$timed = 0 ]
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,14 @@ def bisect(*args: str, cwd: Path, timeout: float = 280, **env: str) -> subproces
         check=False,
         stdin=subprocess.DEVNULL,
     )
+
+
+def wait_for_member(marker: str, *, limit_s: float = 30.0) -> None:
+    """Until a process with `marker` lives. AssertionError when none does in time."""
+    deadline = time.monotonic() + limit_s
+    while not group_members(marker):
+        assert time.monotonic() < deadline, f"nothing of {marker} lives after {limit_s:.0f} s"
+        time.sleep(0.05)
 
 
 def group_members(marker: str) -> list[str]:

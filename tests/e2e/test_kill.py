@@ -35,7 +35,7 @@ def test_stop_once_is_clean_and_names_the_resume_command(tmp_path, number):
         text=True,
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # noqa: PLW1509  under nohup it is ignored
     )
-    time.sleep(2.5)
+    worlds.wait_for_member(str(tmp_path / "results"))
     process.send_signal(number)
     _, stderr = process.communicate(timeout=30)
 
@@ -54,7 +54,8 @@ def test_a_new_run_removes_what_a_dead_one_left(tmp_path):
         process = subprocess.Popen(
             [sys.executable, "-m", "imagebisect", *command, "dead"], cwd=tmp_path, stdout=log, stderr=log
         )
-        time.sleep(2.0)
+        worlds.wait_for_member(str(tmp_path / "dead"))
+        time.sleep(0.2)
         process.kill()
         process.wait()
     left = worlds.group_members(str(tmp_path / "dead"))

@@ -20,6 +20,8 @@ from imagebisect.outcome import Cause
 from imagebisect.scenario import Command, Growth, IdleMemory, Metric, MetricKind, OomProbe, Prefill
 from imagebisect.simulator import events
 
+pytestmark = pytest.mark.alone
+
 PREFILL = Prefill(name="p", on="s", prompt_tokens=8000, reps=1)
 SLOW = {"prefill_tok_s": 8000, "noise": 0}
 """A second a rep: long enough for something to happen in it."""

@@ -16,6 +16,8 @@ from imagebisect.interrupt import StopFlag
 from imagebisect.outcome import Cause
 from imagebisect.scenario import Command, Growth, IdleMemory, Ladder, Metric, MetricKind, Startup
 
+pytestmark = pytest.mark.alone
+
 
 def test_a_ladder_shows_an_effect_that_grows_with_length(tmp_path):
     """A build that is slow from 12,000 tokens on: short lengths keep their speed, the longest loses half."""

@@ -13,6 +13,8 @@ from imagebisect.interrupt import StopFlag
 from imagebisect.outcome import Cause
 from imagebisect.scenario import Decode, IdleMemory, OomProbe, Prefill
 
+pytestmark = pytest.mark.alone
+
 
 def counted(measurement):
     """The reps that count."""

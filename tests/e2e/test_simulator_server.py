@@ -23,6 +23,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import imagebisect
 from imagebisect.simulator import cards
 
+pytestmark = pytest.mark.alone
+
 QUIET = {"noise": 0, "start_noise": 0, "first_request_penalty_s": 0, "boot_s": 0.1}
 PIN = "--kv-cache-memory-bytes=4294967296"
 FLAGS = ["--served-model-name=m", "--tensor-parallel-size=2", "--max-num-batched-tokens=4096", PIN]
