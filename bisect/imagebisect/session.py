@@ -399,7 +399,8 @@ def create(
 ) -> RunFolder:
     """A new run's folder with its first event. Starts nothing.
 
-    A host that cannot start anything, or a results folder in use, is refused before anything is written.
+    A host that cannot start anything, or a results folder in use, is refused before anything is written. A search
+    assumes the noise that this host was profiled with, where it was.
     """
     from imagebisect import runtime
 
@@ -411,11 +412,16 @@ def create(
     if results_folder.is_dir():
         with RunFolder(results_folder.resolve() / "new").lock():
             pass
+    model = model_fingerprint(plan.suite.model)
+    if purpose == "search" and noise is None:
+        from imagebisect import hostfiles
+
+        noise = hostfiles.noise_for(plan, results_folder, str(host["fingerprint"]), model)
     return ledger.create(
         results_folder,
         plan,
         host=host,
-        model_fingerprint=model_fingerprint(plan.suite.model),
+        model_fingerprint=model,
         tool_version=__version__,
         name=name,
         purpose=purpose,

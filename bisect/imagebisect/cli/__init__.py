@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from imagebisect import __version__
-from imagebisect.cli import clean, common, compare, demo, doctor, images, look, plan, probe, run, simulate
+from imagebisect.cli import clean, common, compare, demo, doctor, images, look, plan, probe, profile, run, simulate
 from imagebisect.errors import ExitCode
 
 _EPILOG = """\b
@@ -68,6 +68,7 @@ run.register(app)
 plan.register(app)
 probe.register(app)
 compare.register(app)
+profile.register(app)
 simulate.register(app)
 look.register(app)
 doctor.register(app)

@@ -95,6 +95,10 @@ def go(folder: RunFolder, *, as_json: bool, quiet: bool) -> RunState:
 
 def report_of(state: RunState) -> dict[str, Any]:
     """The report of a run, whatever its purpose."""
+    if state.created.purpose == "profile":
+        from imagebisect.report import profiling
+
+        return profiling.build(state)
     if state.created.compare is not None:
         from imagebisect.report import comparing
 
@@ -106,6 +110,10 @@ def report_of(state: RunState) -> dict[str, Any]:
 
 def as_text(report: dict[str, Any], *, where: str | None = None) -> str:
     """A report for a terminal; `where` is the run's folder."""
+    if "profile" in report:
+        from imagebisect.report import profiling
+
+        return profiling.render(report, where=where)
     if "comparison" in report:
         from imagebisect.report import comparing_text
 
@@ -118,6 +126,10 @@ def as_text(report: dict[str, Any], *, where: str | None = None) -> str:
 
 def as_markdown(report: dict[str, Any]) -> str:
     """A report for a GitHub issue."""
+    if "profile" in report:
+        from imagebisect.report import profiling
+
+        return f"```text\n{profiling.render(report)}\n```\n"
     if "comparison" in report:
         from imagebisect.report import comparing_text
 
@@ -142,10 +154,14 @@ def save(folder: RunFolder, report: dict[str, Any]) -> str:
 def answer(folder: RunFolder, state: RunState, *, as_json: bool) -> int:
     """Print the answer of a finished run; its exit code."""
     report = report_of(state)
+    if state.created.purpose == "profile" and state.finished is not None and report["profile"]["metrics"]:
+        from imagebisect import hostfiles
+
+        hostfiles.save(folder.path.parent, state)
     saved = save(folder, report)
     if as_json:
         common.print_json(report)
     else:
-        common.say(as_text(report))
+        common.say(as_text(report, where=str(folder.path)) if "profile" in report else as_text(report))
         common.say(saved)
     return int(report["exit_code"])
