@@ -17,7 +17,9 @@ from imagebisect.state import (
     Measured,
     RunFinished,
     RunState,
+    SearchOptions,
     StartEnded,
+    StartIntended,
     apply,
     fold,
 )
@@ -60,6 +62,25 @@ def _richer(event: Event) -> Event:
     spoiled = replace(rep, index=2, value=None, invalid="prefix cache hit of 4096 tokens", cache_hit_tokens=4096)
     measured: Measurement = replace(event.measurement, reps=(warm, rep, spoiled))
     return replace(event, measurement=measured)
+
+
+def searched(truth: Truth, plan: Plan | None = None, options: SearchOptions | None = None) -> list[Event]:
+    """The events of a search until every target has its status, with what each start was for."""
+    chosen = plan or run_events.plan()
+    events: list[Event] = [replace(run_events.created(chosen), options=options or SearchOptions())]
+    state = fold(events)
+    while (probe := decide(question(state), scenarios_of(chosen))) is not None:
+        number = len(state.starts) + 1
+        assert number < 1000
+        made = run_events.start(number, probe.build, truth(probe.build), confirms=probe.confirms)
+        if probe.build not in state.identities:
+            identity = Identity(id=f"sha256:{probe.build:064x}")
+            made.insert(0, BuildPresent(build=probe.build, identity=identity, seconds=3.0))
+        for event in made:
+            said = replace(event, purpose=probe.purpose, why=probe.why) if isinstance(event, StartIntended) else event
+            events.append(said)
+            state = apply(state, said)
+    return [*events, RunFinished(at=utc_now(), exit_code=0)]
 
 
 def finished(truth: Truth, plan: Plan | None = None) -> RunState:

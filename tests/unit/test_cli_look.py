@@ -63,6 +63,56 @@ def test_status_in_json_names_the_next_start(tmp_path):
     assert document["starts_left"] >= 3
 
 
+@pytest.mark.usefixtures("finished")
+def test_status_says_why(tmp_path):
+    """Every start with its reason, the end with its conditions; --verbose adds what was chosen from."""
+    short = worlds.bisect("status", "--why", cwd=tmp_path)
+    long = worlds.bisect("status", "r2", "--why", "--verbose", cwd=tmp_path)
+
+    assert short.returncode == long.returncode == 0, short.stderr + long.stderr
+    assert "=> long-prefill: NARROWED (untestable)" in short.stdout
+    assert "NO  builds between" in short.stdout
+    assert "chosen from" not in short.stdout
+    assert "chosen from" in long.stdout
+
+
+@pytest.mark.usefixtures("finished")
+def test_status_tells_one_builds_story(tmp_path):
+    """By --build, or by its name alone; a build that is not there is a usage error that lists those that are."""
+    named = worlds.bisect("status", "r2", "--why", "--build", "b5", cwd=tmp_path)
+    alone = worlds.bisect("status", "--why", "b5", cwd=tmp_path)
+    wrong = worlds.bisect("status", "--build", "b99", cwd=tmp_path)
+
+    assert named.returncode == alone.returncode == 0, named.stderr + alone.stderr
+    assert named.stdout == alone.stdout
+    assert named.stdout.startswith("b5 for long-prefill: BAD - ")
+    assert wrong.returncode == 2
+    assert "b0, b1" in wrong.stderr
+
+
+@pytest.mark.usefixtures("stopped")
+def test_the_reasons_are_one_json_document(tmp_path):
+    """A script gets all of it: starts, candidates, conditions, what comes next."""
+    done = worlds.bisect("status", "--why", "--json", cwd=tmp_path)
+
+    document = json.loads(done.stdout)
+    assert (document["schema"], document["reason"]) == (1, "unfinished")
+    told = document["why"]
+    assert [start["build"] for start in told["starts"]] == ["b0", "b7", "b7", "b0"]
+    assert told["next"]["choice"]["candidates"][0]["gain"]["long-prefill"] > 0.5
+
+
+def test_a_probe_has_no_reasons(tmp_path, stopped):
+    """Nothing is decided in a probe; its status is named instead."""
+    events = stopped.events_path
+    events.write_text(events.read_text().replace('"purpose":"search"', '"purpose":"probe"', 1))
+
+    done = worlds.bisect("status", "--why", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "bisect status r1" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("form", "needed"),
     [

@@ -30,6 +30,15 @@ def test_the_first_lines_say_what_where_how_much_on_what():
         assert needed in head
 
 
+def test_the_claim_carries_how_sure_it_is():
+    """Beside the change: its 95 % interval, the confidence, how many starts were made to prove it."""
+    text = markdown.render(build_report(report_runs.finished(report_runs.step(5))))
+
+    claim = next(line for line in text.splitlines() if "CONFIRMED" in line)
+    assert re.search(r"95 % interval -4\d\.\d to -4\d\.\d %, confidence 0\.99\d\d, 1\+1 fresh starts", claim), claim
+    assert text.count("in a range probed at") == 1
+
+
 def test_simulated_builds_are_called_so_first():
     """Nobody can take a demo for a measurement."""
     assert markdown.render(build_report(report_runs.finished(report_runs.step(5)))).startswith("**Simulated builds")

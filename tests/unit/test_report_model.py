@@ -11,7 +11,7 @@ import report_runs
 import run_events
 from imagebisect.domain import Overrides, TargetRole, Verdict
 from imagebisect.report import build_report
-from imagebisect.state import Marked, apply, fold
+from imagebisect.state import Budget, Marked, SearchOptions, apply, fold
 from search_world import target
 
 
@@ -29,6 +29,44 @@ def test_a_confirmed_regression_carries_what_a_maintainer_asks_for():
     assert entry["spread_percent"] == 0
     assert entry["anchors"]["good"] == {"name": "b0", "value": 1415.0}
     assert json.loads(json.dumps(report)) == report
+
+
+def test_how_sure_the_answer_is_stands_beside_it():
+    """The interval of the step, the chance of the pair, the fresh starts of each side."""
+    entry = build_report(report_runs.finished(report_runs.step(5)))["targets"][0]
+
+    assert entry["change_low_percent"] < entry["change_percent"] < entry["change_high_percent"]
+    assert 0.98 <= entry["confidence"] <= 1
+    assert entry["fresh_starts"] == {"good": 1, "bad": 1}
+    assert f"chance of this pair {entry['confidence']:.4f}" in entry["sentence"]
+
+
+def test_a_search_for_a_fix_turns_the_words_round():
+    """First good and last bad build; no last good one and no first bad one to be taken for it."""
+    plan = replace(run_events.plan(), good=7, bad=0)
+    events = report_runs.searched(lambda b: 755.0 if b < 5 else 1415.0, plan, SearchOptions(find="fix"))
+    report = build_report(fold(events))
+
+    entry = report["targets"][0]
+    assert (entry["find"], entry["status"], report["exit_code"]) == ("fix", "confirmed", 10)
+    assert (entry["last_bad"]["name"], entry["first_good"]["name"]) == ("b4", "b5")
+    assert entry["last_good"] is None
+    assert entry["first_bad"] is None
+    assert (entry["good_value"], entry["bad_value"]) == (1415.0, 755.0)
+    assert (entry["probed"], entry["in_range"]) == (len(entry["values"]), 8)
+    assert [(step["last"], step["after"]) for step in entry["steps"]] == [("b4", "good")]
+
+
+def test_what_the_search_was_told_and_what_it_cost():
+    """Sentinels with whether they were started, the budget given and used."""
+    options = SearchOptions(scan=3, budget=Budget(starts=4))
+    run = build_report(fold(report_runs.searched(report_runs.step(20), run_events.plan(24), options)))["run"]
+
+    assert [one["name"] for one in run["search"]["scan"]] == ["b6", "b12", "b17"]
+    assert [one["started"] for one in run["search"]["scan"]].count(True) == 2
+    assert run["search"]["budget"]["given"] == {"starts": 4, "hours": None, "gpu_hours": None}
+    assert run["search"]["budget"]["used"]["starts"] == 4
+    assert run["search"]["budget"]["spent"]
 
 
 def test_an_untestable_build_is_a_suspect_with_its_cause():

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import report_runs
-from imagebisect.report import build_report, terminal
+import run_events
+from imagebisect.report import build_report, markdown, terminal
 from imagebisect.report.probing import outcome, unmeasured
+from imagebisect.state import Budget, SearchOptions, fold
 
 
 def test_it_names_last_good_first_bad_and_the_report():
@@ -20,6 +24,59 @@ def test_it_names_last_good_first_bad_and_the_report():
     assert "could not be tested: b4 (unknown_flag)" in text
     assert "in a range probed at" in text
     assert "results/r1" in text
+
+
+def test_the_coverage_is_said_once():
+    """In the sentence where it says it, in a line of its own where the budget ended the search."""
+    plan = run_events.plan(24)
+    short = SearchOptions(budget=Budget(starts=4))
+
+    for options in (SearchOptions(), short):
+        events = report_runs.searched(report_runs.step(13), plan, options)
+        assert terminal.render(build_report(fold(events))).count("in a range probed at") == 1
+
+
+def test_a_spent_budget_and_sentinels_are_named():
+    """What the search was told to do otherwise is in the answer."""
+    options = SearchOptions(scan=2, budget=Budget(starts=5))
+    events = report_runs.searched(report_runs.step(13), run_events.plan(24), options)
+
+    text = terminal.render(build_report(fold(events)))
+
+    assert "NARROWED - regressed, narrowed to suspects (the budget is spent)" in text
+    assert "looked at whatever else was known: b8, b15" in text
+    assert "budget 5 starts: used 5 starts (spent)" in text
+
+
+def test_a_fix_is_called_a_fix():
+    """Last bad and first good, the older one first; nothing is called a first bad build."""
+    plan = replace(run_events.plan(), good=7, bad=0)
+    events = report_runs.searched(lambda b: 755.0 if b < 5 else 1415.0, plan, SearchOptions(find="fix"))
+    report = build_report(fold(events))
+
+    text, page = terminal.render(report), markdown.render(report)
+
+    assert "long-prefill: CONFIRMED - first good build located" in text
+    assert text.index("last bad    b4") < text.index("first good  b5")
+    assert "good 1,415, bad 755 tok/s (-46.6 %" in text
+    assert "Last bad `b4`, first good `b5`." in page
+    assert "| first good | b5 |" in page
+    assert "first bad" not in (text + page).lower()
+
+
+def test_every_step_is_listed_with_its_size():
+    """Two steps, or an order that contradicts itself: each with both builds and the change."""
+    plan = run_events.plan(24)
+    two = report_runs.searched(lambda b: 1415.0 if b < 7 else 1100.0 if b < 16 else 755.0, plan)
+    again = report_runs.searched(lambda b: 755.0 if 5 <= b < 13 or b >= 18 else 1415.0, plan, SearchOptions(scan=5))
+
+    text = terminal.render(build_report(fold(two)))
+    assert "step  b6 good -> b7 other (-22.3 %)" in text
+    assert "step  b15 other -> b16 bad (-31.4 %)" in text
+    text = terminal.render(build_report(fold(again)))
+    assert "INCONSISTENT" in text
+    assert text.count("  step  ") == 3
+    assert "bad -> b15 good (+87.4 %)" in text
 
 
 def test_a_probe_shows_both_clocks_and_the_counts():

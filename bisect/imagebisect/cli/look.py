@@ -42,11 +42,31 @@ def register(app: typer.Typer) -> None:
 
 
 def status(
-    *, run_name: common.RunName = None, results: common.Results = common.DEFAULT_RESULTS, as_json: common.Json = False
+    *,
+    run_name: common.RunName = None,
+    results: common.Results = common.DEFAULT_RESULTS,
+    why: Annotated[
+        bool, typer.Option("--why", help="Why each start was made and each end was said, from the run's events.")
+    ] = False,
+    build: Annotated[
+        str | None, typer.Option("--build", help="With --why: one build's whole story, the build by name.")
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="With --why: also what each start was chosen from.")
+    ] = False,
+    as_json: common.Json = False,
 ) -> None:
-    """Where a run stands, what comes next, how to go on."""
+    """Where a run stands, what comes next, how to go on.
+
+    `status --why BUILD` is short for `status --why --build BUILD` of the newest run.
+    """
     with common.handled(as_json=as_json):
         from imagebisect import ledger
+
+        if why or build is not None or verbose:
+            folder, build = _run_or_build(results, run_name, build)
+            _why(folder, build, verbose=verbose, as_json=as_json)
+            return
         from imagebisect.evidence import question
         from imagebisect.report import build_report, terminal
         from imagebisect.search import decide, starts_left
@@ -79,6 +99,51 @@ def status(
             typer.echo(f"finished {state.finished.at}")
             return
         _how_to_go_on(folder, state, probe, left=starts_left(ask))
+
+
+def _run_or_build(results: Path, name: str | None, build: str | None) -> tuple[RunFolder, str | None]:
+    """The run and the build that are meant: a name that is no run's may be a build's of the newest one."""
+    from imagebisect import ledger
+
+    try:
+        return ledger.find(results, name), build
+    except UsageError:
+        if name is None or build is not None:
+            raise
+        newest = ledger.find(results, None)
+        if name not in {entry.name for entry in newest.load().plan.builds}:
+            raise
+        return newest, name
+
+
+def _why(folder: RunFolder, build: str | None, *, verbose: bool, as_json: bool) -> None:
+    """The reasons of a search, or of one build in it; UsageError for runs that decide nothing."""
+    from pydantic import TypeAdapter
+
+    from imagebisect import why
+    from imagebisect.report import why_text
+    from imagebisect.report.model import scrubber_of
+    from imagebisect.stories import Explanation
+
+    state = folder.load()
+    if state.created.purpose != "search":
+        raise UsageError(
+            f"{folder.run_id} is no search ({state.created.purpose}): its starts were fixed beforehand",
+            next_step=f"`bisect status {folder.run_id}` says where it stands",
+        )
+    names = [entry.name for entry in state.plan.builds]
+    if build is not None and build not in names:
+        raise UsageError(f"there is no build {build!r} in this run", next_step=f"its builds: {', '.join(names)}")
+    explained = TypeAdapter(Explanation).dump_python(why.explain(folder.events()), mode="json")
+    told = scrubber_of(state.plan).value(explained)
+    if as_json:
+        report = going.report_of(state)
+        if build is not None:
+            told["builds"] = [story for story in told["builds"] if story["build"] == build]
+            told["starts"] = [start for start in told["starts"] if start["build"] == build]
+        common.print_json({"schema": 1, "exit_code": report["exit_code"], "reason": report["reason"], "why": told})
+        return
+    common.say(why_text.render(told, verbose=verbose) if build is None else why_text.render_build(told, build))
 
 
 def _status_of_comparison(folder: RunFolder, state: RunState, *, as_json: bool) -> None:

@@ -43,6 +43,10 @@ def render(report: dict[str, Any]) -> str:
             change=wording.change,
             untestable=wording.untestable,
             coverage=wording.coverage,
+            sides=wording.sides,
+            sure=wording.sure,
+            step_words=wording.step,
+            search=wording.search(report["run"]),
             hardware=wording.hardware(report["run"]["host"]),
             effort=wording.effort(report["run"]),
             started=wording.started(report),
@@ -70,8 +74,8 @@ def shell(words: Iterable[str]) -> str:
 
 
 def commands_of(report: dict[str, Any]) -> dict[str, list[str]]:
-    """One command of each server as it was started: of a first bad build where there is one."""
-    located = {target["first_bad"]["name"] for target in report["targets"] if target["first_bad"]}
+    """One command of each server as it was started: of a first bad (or first good) build where there is one."""
+    located = {sides[1][1]["name"] for target in report["targets"] if (sides := wording.sides(target))}
     found: dict[str, list[str]] = {}
     for build in sorted(report["builds"], key=lambda build: build["name"] not in located):
         for start in build["starts"]:

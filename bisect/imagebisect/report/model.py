@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from imagebisect import headroom, variants
+from imagebisect import budget, headroom, variants
 from imagebisect.domain import (
     Build,
     Failure,
@@ -21,6 +21,7 @@ from imagebisect.domain import (
     VenvSource,
     Verdict,
 )
+from imagebisect.evidence import observe, question
 from imagebisect.outcome import Cause
 from imagebisect.report import probing
 from imagebisect.report.scrub import Scrubber
@@ -107,19 +108,50 @@ def _start(plan: Plan, start: StartRecord) -> dict[str, Any]:
 
 def probed(plan: Plan, found: TargetResult) -> tuple[int, int, int]:
     """(builds with a verdict, builds in range, longest stretch without one) of one target."""
+    oldest, newest = sorted((plan.good, plan.bad))
     verdicts = {summary.build for summary in found.builds if summary.values}
     verdicts |= {plan.good, plan.bad}
     longest = stretch = 0
-    for build in range(plan.good, plan.bad + 1):
+    for build in range(oldest, newest + 1):
         stretch = 0 if build in verdicts else stretch + 1
         longest = max(longest, stretch)
-    return len([b for b in verdicts if plan.good <= b <= plan.bad]), plan.bad - plan.good + 1, longest
+    return len([b for b in verdicts if oldest <= b <= newest]), newest - oldest + 1, longest
+
+
+def _fresh_starts(state: RunState, target: Target, found: TargetResult) -> dict[str, int] | None:
+    """How many starts of each side of a target's pair were made to prove it; None where there is no pair."""
+    if found.last_good is None or found.first_bad is None:
+        return None
+    good, bad = found.last_good, found.first_bad
+    counts = {good: 0, bad: 0}
+    for start in state.starts:
+        pair = start.intended.confirms.get(target.name)
+        build = start.intended.build
+        if pair is not None and set(pair) == {good, bad} and build in counts:
+            seen = observe(start, target)
+            counts[build] += seen is not None and seen.value is not None
+    return {"good": counts[good], "bad": counts[bad]}
+
+
+def _sides(state: RunState, found: TargetResult) -> dict[str, Any]:
+    """The two builds of a target's step, under the names that say which of them is the older one."""
+    good, bad = _build_reference(state, found.last_good), _build_reference(state, found.first_bad)
+    fix = found.find == "fix"
+    return {
+        "find": found.find,
+        "last_good": None if fix else good,
+        "first_bad": None if fix else bad,
+        "last_bad": bad if fix else None,
+        "first_good": good if fix else None,
+    }
 
 
 def _target(state: RunState, target: Target, found: TargetResult) -> dict[str, Any]:
     names = [build.name for build in state.plan.builds]
     seen, count, longest = probed(state.plan, found)
-    untested = [s for s in found.builds if s.verdict is Verdict.SKIP and state.plan.good <= s.build <= state.plan.bad]
+    oldest, newest = sorted((state.plan.good, state.plan.bad))
+    untested = [s for s in found.builds if s.verdict is Verdict.SKIP and oldest <= s.build <= newest]
+    low, high = found.interval_percent or (None, None)
     return {
         "name": target.name,
         "role": target.role.value,
@@ -137,7 +169,10 @@ def _target(state: RunState, target: Target, found: TargetResult) -> dict[str, A
         "good_value": found.good_value,
         "bad_value": found.bad_value,
         "change_percent": found.change_percent,
+        "change_low_percent": low,
+        "change_high_percent": high,
         "spread_percent": found.spread_percent,
+        "fresh_starts": _fresh_starts(state, target, found),
         "good_rate": found.good_rate,
         "bad_rate": found.bad_rate,
         "anchors": {
@@ -145,8 +180,7 @@ def _target(state: RunState, target: Target, found: TargetResult) -> dict[str, A
             "bad": {"name": names[state.plan.bad], "value": found.anchor_bad},
         },
         "threshold": found.threshold,
-        "last_good": _build_reference(state, found.last_good),
-        "first_bad": _build_reference(state, found.first_bad),
+        **_sides(state, found),
         "suspects": [_build_reference(state, build) for build in found.suspects],
         "untestable": [{"name": names[s.build], "causes": list(s.causes)} for s in untested],
         "probed": seen,
@@ -231,6 +265,37 @@ def _suite(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _search(state: RunState) -> dict[str, Any]:
+    """How the search was done, and what it was allowed to cost and did."""
+    ask, used, given = question(state), budget.used(state), state.budget
+    started = {start.intended.build for start in state.starts}
+    return {
+        "find": ask.find,
+        "scan": [
+            {"name": ask.names[build], "started": ask.plan_index(build) in started}
+            for build in sorted(ask.scan, key=ask.plan_index)
+        ],
+        "budget": {
+            "given": {"starts": given.starts, "hours": given.hours, "gpu_hours": given.gpu_hours},
+            "used": {"starts": used.starts, "hours": used.hours, "gpu_hours": used.gpu_hours},
+            "spent": budget.spent(state),
+            "words": budget.words(given),
+        },
+    }
+
+
+def scrubber_of(plan: Plan) -> Scrubber:
+    """What takes secrets and personal names out of whatever is said about a run."""
+    pass_env = {name for server in plan.suite.servers for name in server.pass_env}
+    written: dict[str, str] = {}
+    for env in (*(s.env for s in plan.suite.servers), *(b.overrides.env for b in plan.builds if b.overrides)):
+        written |= env
+    places = {sys.prefix: "<env>"}
+    if plan.suite.model is not None:
+        places[plan.suite.model.path] = "<model>"
+    return Scrubber(pass_env, written=written, places=places)
+
+
 def build_report(state: RunState) -> dict[str, Any]:
     """The whole report of a run as it stands, scrubbed, JSON-ready."""
     found = results(state)
@@ -270,6 +335,7 @@ def build_report(state: RunState) -> dict[str, Any]:
             "resumed": len(state.resumed),
             "good": plan.builds[plan.good].name,
             "bad": plan.builds[plan.bad].name,
+            "search": _search(state) if state.created.purpose == "search" else None,
         },
         "targets": [_target(state, t, by_name[t.name]) for t in plan.suite.targets] if judged else [],
         "builds": builds,
@@ -278,14 +344,7 @@ def build_report(state: RunState) -> dict[str, Any]:
     if not judged:
         code, reason = probing.answer(state, report)
         report["exit_code"], report["reason"] = int(code), reason
-    pass_env = {name for server in plan.suite.servers for name in server.pass_env}
-    written: dict[str, str] = {}
-    for env in (*(s.env for s in plan.suite.servers), *(b.overrides.env for b in plan.builds if b.overrides)):
-        written |= env
-    places = {sys.prefix: "<env>"}
-    if plan.suite.model is not None:
-        places[plan.suite.model.path] = "<model>"
-    scrubbed: dict[str, Any] = Scrubber(pass_env, written=written, places=places).value(report)
+    scrubbed: dict[str, Any] = scrubber_of(plan).value(report)
     return scrubbed
 
 

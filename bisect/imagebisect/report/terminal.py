@@ -27,6 +27,7 @@ def render(report: dict[str, Any], *, where: str | None = None) -> str:
         lines += [*notes, ""]
     lines.append(f"{wording.hardware(run['host'])}")
     lines.append(wording.effort(run))
+    lines += wording.search(run)
     lines += [f"delta from the published suite: {delta}" for delta in run["deltas"]]
     if where:
         lines.append(f"run folder: {where}")
@@ -36,10 +37,10 @@ def render(report: dict[str, Any], *, where: str | None = None) -> str:
 def _target(target: dict[str, Any]) -> list[str]:
     watch = "  [watch]" if target["role"] == "watch" else ""
     lines = [f"{target['name']}: {(target['status'] or 'open').upper()} - {wording.headline(target)}{watch}"]
-    if target["first_bad"] is not None:
-        ended = target["status"] is not None
-        lines.append(f"  {'last good' if ended else 'good so far'}  {_named(target['last_good'])}")
-        lines.append(f"  {'first bad' if ended else 'bad so far '}  {_named(target['first_bad'])}")
+    sides = wording.sides(target)
+    for side, build in sides:
+        name = side if target["status"] is not None else f"{side.split()[1]} so far"
+        lines.append(f"  {name:<{max(len(word) for word, _ in sides) if target['status'] else 11}}  {_named(build)}")
     lines.append(f"  {target['metric']}: {wording.change(target)}")
     if target["status"] in ("narrowed", "inconsistent") and len(target["suspects"]) > 1:
         lines.append("  suspects   " + ", ".join(build["name"] for build in target["suspects"]))
@@ -48,9 +49,9 @@ def _target(target: dict[str, Any]) -> list[str]:
     missing = wording.untestable(target)
     if missing:
         lines.append(f"  could not be tested: {missing}")
-    if target["status"] == "inconsistent":
-        lines += [f"  {step['last']} {step['before']} -> {step['first']} {step['after']}" for step in target["steps"]]
-    if target["first_bad"] is not None:
+    if target["status"] == "inconsistent" or len(target["steps"]) > 1:
+        lines += [f"  step  {wording.step(step)}" for step in target["steps"]]
+    if sides and wording.coverage(target):
         lines.append(f"  {wording.coverage(target)}")
     return lines
 

@@ -17,10 +17,13 @@ HEADLINES = {
     None: "open",
 }
 
+FIX_HEADLINES = {"confirmed": "first good build located", "narrowed": "it got better, narrowed to suspects"}
+"""What is said otherwise where a fix was looked for."""
+
 REASONS = {
     "untestable": "builds in between cannot be tested",
     "budget": "the budget is spent",
-    "off_line": "the last good build is not on the first bad one's line of history",
+    "off_line": "the two builds are not on one line of history",
     "noise": "starts of one build differ too much to say more",
     "marked": "a verdict was set by hand",
     "watched": "watched, not searched",
@@ -94,20 +97,74 @@ def effort(run: dict[str, Any]) -> str:
     )
 
 
+def search(run: dict[str, Any]) -> list[str]:
+    """How the search was told to go, where that is not the usual way: fix, sentinels, budget."""
+    found = run["search"]
+    if found is None:
+        return []
+    lines = []
+    if found["find"] == "fix":
+        lines.append(f"the first good build was looked for, after {run['bad']} (bad) and up to {run['good']} (good)")
+    if found["scan"]:
+        names = ", ".join(one["name"] + ("" if one["started"] else " (not started)") for one in found["scan"])
+        lines.append(f"looked at whatever else was known: {names}")
+    if found["budget"]["words"]:
+        used, given = found["budget"]["used"], found["budget"]["given"]
+        parts = [count(used["starts"], "start")]
+        parts += [f"{used['hours']:.2g} h"] if given["hours"] is not None else []
+        parts += [f"{used['gpu_hours']:.2g} GPU hours"] if given["gpu_hours"] is not None else []
+        spent = " (spent)" if found["budget"]["spent"] else ""
+        lines.append(f"budget {found['budget']['words']}: used {', '.join(parts)}{spent}")
+    return lines
+
+
 def headline(target: dict[str, Any]) -> str:
     """A target's status in words, with its reason."""
     text = HEADLINES.get(target["status"], str(target["status"]))
+    if target["find"] == "fix":
+        text = FIX_HEADLINES.get(target["status"], text)
     if target["status"] is None:
         return "not decided yet"
     reason = target["reason"]
     return f"{text} ({REASONS.get(reason, reason)})" if reason else text
 
 
+def sides(target: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The two builds of a target's step with what each is called, the older one first; none where there is no step."""
+    names = ("last bad", "first good") if target["find"] == "fix" else ("last good", "first bad")
+    builds = [target[name.replace(" ", "_")] for name in names]
+    return list(zip(names, builds, strict=True)) if all(builds) else []
+
+
+def by_role(target: dict[str, Any], end: str) -> dict[str, Any]:
+    """The good or the bad build of a target's step, or that anchor where there is no step."""
+    found: dict[str, Any] = next((build for name, build in sides(target) if name.endswith(end)), target["anchors"][end])
+    return found
+
+
+def sure(target: dict[str, Any]) -> str:
+    """How sure a located change is: its interval, the chance of the pair, fresh starts; empty where none was located."""
+    parts = []
+    if target["change_low_percent"] is not None:
+        parts.append(f"95 % interval {target['change_low_percent']:+.1f} to {target['change_high_percent']:+.1f} %")
+    if target["confidence"] is not None:
+        parts.append(f"confidence {target['confidence']:.4f}")
+    fresh = target["fresh_starts"]
+    if fresh and (fresh["good"] or fresh["bad"]):
+        parts.append(f"{fresh['good']}+{fresh['bad']} fresh starts")
+    return ", ".join(parts)
+
+
+def step(found: dict[str, Any]) -> str:
+    """One change of verdict between two builds."""
+    percent = f" ({found['change_percent']:+.1f} %)" if found["change_percent"] is not None else ""
+    return f"{found['last']} {found['before']} -> {found['first']} {found['after']}{percent}"
+
+
 def change(target: dict[str, Any]) -> str:
     """What was measured on the two sides of a target: values with spread, or rates for events."""
     starts = target["values"]
-    good = (target["last_good"] or target["anchors"]["good"])["name"]
-    bad = (target["first_bad"] or target["anchors"]["bad"])["name"]
+    good, bad = by_role(target, "good")["name"], by_role(target, "bad")["name"]
     counts = f"{len(starts.get(good, []))}+{len(starts.get(bad, []))} starts"
     if target["kind"] == "event":
         sides = []
@@ -121,6 +178,8 @@ def change(target: dict[str, Any]) -> str:
     unit = target["unit"]
     low, high = target["good_value"], target["bad_value"]
     text = f"{number(low)} -> {number(high, unit)}"
+    if target["find"] == "fix":
+        text = f"good {number(low)}, bad {number(high, unit)}"
     if target["change_percent"] is not None:
         difference = f"{high - low:+,.0f} {unit}, " if target["kind"] == "level" else ""
         spread = f"spread between starts {target['spread_percent']:.1f} %"
@@ -143,9 +202,11 @@ def untestable(target: dict[str, Any]) -> str:
 
 
 def coverage(target: dict[str, Any]) -> str:
-    """How much of the range was looked at."""
+    """How much of the range was looked at; empty where the target's sentence says it."""
+    if "in a range probed at" in target["sentence"]:
+        return ""
     return (
-        f"in a range probed at {target['probed']} of {target['in_range']} builds; "
+        f"in a range probed at {target['probed']} of {target['in_range']} builds, "
         f"longest unprobed stretch {target['longest_unprobed']}"
     )
 
