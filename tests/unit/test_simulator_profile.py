@@ -41,6 +41,9 @@ def test_values_arrive_in_the_types_that_are_documented():
         ({"boot_s": -1}, "'boot_s' must be 0 or more"),
         ({"noise": float("nan")}, "'noise' must be 0 or more"),
         ({"oom_probability": 2}, "'oom_probability' must be at most 1"),
+        ({"slow_start_share": 1.5}, "'slow_start_share' must be at most 1"),
+        ({"slow_rep_share": 5}, "'slow_rep_share' must be at most 1"),
+        ({"slow_start_factor": 0}, "'slow_start_factor' must be above 0"),
     ],
 )
 def test_a_wrong_profile_says_which_key_and_what_was_expected(mapping, words):

@@ -20,6 +20,7 @@ from imagebisect.simulator.engine import Engine
 from imagebisect.simulator.flags import Flags
 from imagebisect.simulator.logs import Log
 from imagebisect.simulator.memory import MIB, Memory
+from imagebisect.simulator.noise import Noise
 from imagebisect.simulator.profile import Profile, ProfileError, from_file, from_json
 from imagebisect.simulator.server import Server
 
@@ -81,12 +82,14 @@ def _args_hash(found: Flags, profile: Profile) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _nonce(found: Flags, profile: Profile, folder: Path) -> str:
+def _noise(found: Flags, profile: Profile, folder: Path) -> Noise:
+    """The draws of this start, by which one of its kind it is and how many of any kind came before."""
+    before = cards.count_start(folder, "all")
     said = os.environ.get(NONCE_VARIABLE)
     if said:
-        return said
+        return Noise(profile=profile, nonce=said, before=before)
     key = _args_hash(found, profile)
-    return f"{key}.{cards.count_start(folder, key)}"
+    return Noise(profile=profile, nonce=f"{key}.{cards.count_start(folder, key)}", before=before)
 
 
 class _Boot:
@@ -259,7 +262,7 @@ def serve(arguments: Sequence[str]) -> int:
             cards=_visible_cards(profile)[: found.tensor_parallel_size],
         )
         try:
-            code = _run(boot, server, registration, child, _nonce(found, profile, folder))
+            code = _run(boot, server, registration, child, _noise(found, profile, folder))
         finally:
             registration.close()
     finally:
@@ -276,7 +279,7 @@ def _end(child: int) -> None:
         return
 
 
-def _run(boot: _Boot, server: Server, registration: cards.Registration, child: int | None, nonce: str) -> int:
+def _run(boot: _Boot, server: Server, registration: cards.Registration, child: int | None, noise: Noise) -> int:
     boot.announce()
     registration.hold(boot.profile.overhead_mib / 2)
     boot.load()
@@ -284,7 +287,7 @@ def _run(boot: _Boot, server: Server, registration: cards.Registration, child: i
         profile=boot.profile,
         flags=boot.flags,
         memory=boot.memory,
-        nonce=nonce,
+        noise=noise,
         log=boot.log,
         registration=registration,
     )

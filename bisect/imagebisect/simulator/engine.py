@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import heapq
 import os
-import random
 import signal
 import threading
 import time
@@ -23,6 +22,7 @@ from imagebisect.simulator.counters import Counters
 from imagebisect.simulator.flags import Flags
 from imagebisect.simulator.logs import Log
 from imagebisect.simulator.memory import BLOCK_TOKENS, Memory, Shortage
+from imagebisect.simulator.noise import Noise
 from imagebisect.simulator.profile import Profile
 from imagebisect.simulator.prompts import BadRequest, Prompt
 
@@ -70,14 +70,14 @@ class Engine:
     """Thread-safe. `dead` is set when it dies, after the log says of what."""
 
     def __init__(
-        self, *, profile: Profile, flags: Flags, memory: Memory, nonce: str, log: Log, registration: Registration
+        self, *, profile: Profile, flags: Flags, memory: Memory, noise: Noise, log: Log, registration: Registration
     ) -> None:
         self.dead = threading.Event()
         self.counters = Counters(flags.served_model_name)
         self._profile = profile
         self._flags = flags
         self._memory = memory
-        self._nonce = nonce
+        self._noise = noise
         self._log = log
         self._registration = registration
         self._lock = threading.Lock()
@@ -89,18 +89,6 @@ class Engine:
         self._seen: Counter[str] = Counter()
         self._lengths: set[int] = set()
         self._held = 0.0
-        self._start_factor = self._draw("start", self._profile.start_noise)
-
-    # ------------------------------------------------------------------ noise
-
-    def _dice(self, key: str) -> random.Random:
-        text = f"{self._profile.seed}|{self._nonce}|{key}"
-        return random.Random(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big"))  # noqa: S311
-
-    def _draw(self, key: str, spread: float) -> float:
-        """A factor around 1, never further than four deviations away."""
-        deviation = max(-4.0, min(4.0, self._dice(key).gauss(0.0, 1.0)))
-        return max(0.05, 1.0 + deviation * spread)
 
     def _key(self, prompt: Prompt, max_tokens: int) -> str:
         """The request by content and by how often it came, so that the order of arrival changes nothing."""
@@ -118,7 +106,7 @@ class Engine:
             if self.dead.is_set():
                 raise EngineDead
             key = self._key(prompt, max_tokens)
-            request_id = f"{prefix}-{hashlib.sha256(f'{self._nonce}|{key}'.encode()).hexdigest()[:16]}"
+            request_id = f"{prefix}-{hashlib.sha256(f'{self._noise.nonce}|{key}'.encode()).hexdigest()[:16]}"
             self._fail(prompt, request_id, key)
             ticket = self._schedule(prompt, max_tokens, salt, arrived, request_id, key)
             self._live[request_id] = ticket
@@ -163,7 +151,7 @@ class Engine:
             matches(profile.oom_at_request_from_tokens, prompt.tokens)
             and self._flags.max_num_batched_tokens >= profile.oom_from_batched_tokens
             and requests >= profile.oom_from_concurrency
-            and self._dice(f"oom|{key}").random() < profile.oom_probability
+            and self._noise.dice(f"oom|{key}").random() < profile.oom_probability
         )
         return self._memory.shortage(prompt.tokens + prefilling, requests, forced=forced)
 
@@ -182,7 +170,7 @@ class Engine:
         if self._flags.prefix_caching:
             self.counters.add("vllm:prefix_cache_queries", prompt.tokens)
             self.counters.add("vllm:prefix_cache_hits", cached)
-        factor = self._draw(key, profile.noise) * self._start_factor
+        factor = self._noise.request_factor(key)
         is_long = matches(profile.long_from_tokens, prompt.tokens)
         slowdown = profile.long_slowdown if is_long else profile.short_slowdown
         work = (prompt.tokens - cached) / profile.prefill_tok_s * slowdown * factor + self._compile(prompt.tokens)

@@ -51,6 +51,16 @@ class Profile:
     """Relative standard deviation of a request's time."""
     start_noise: float = 0.001
     """Relative standard deviation of a whole start: all its requests share the draw."""
+    slow_start_share: float = 0.0
+    """How many of a build's starts are slow throughout, 0 to 1, drawn for each start."""
+    slow_start_factor: float = 1.4
+    """A slow start's time is at most this factor: 1.4 is 10 % to 40 % more, each as likely."""
+    slow_rep_share: float = 0.0
+    """How many requests are slow by themselves, 0 to 1, drawn for each request."""
+    slow_rep_factor: float = 1.6
+    """A slow request's time is at most this factor: 1.6 is 15 % to 60 % more, each as likely."""
+    start_drift: float = 0.0
+    """Each start takes longer than the one before it by this share, whatever its build: a host that slows down."""
     first_request_penalty_s: float = 0.05
     """Added to the first request of the process; the log then has its kernel-compilation lines."""
     jit_penalty_s: float = 0.0
@@ -167,7 +177,18 @@ def _checked(name: str, value: Any) -> Any:
     raise ProfileError(f"profile key {name!r} must be a {'whole ' if int in kinds else ''}number, not {value!r}")
 
 
-_POSITIVE = frozenset({"prefill_tok_s", "decode_tok_s", "cards", "card_total_mib", "kv_bytes_per_token"})
+_POSITIVE = frozenset(
+    {
+        "prefill_tok_s",
+        "decode_tok_s",
+        "slow_start_factor",
+        "slow_rep_factor",
+        "cards",
+        "card_total_mib",
+        "kv_bytes_per_token",
+    }
+)
+_SHARES = frozenset({"oom_probability", "slow_start_share", "slow_rep_share"})
 _SIGNED = frozenset({"seed", "wrong_usage"})
 
 
@@ -178,7 +199,7 @@ def _check_range(name: str, value: Any) -> None:
         raise ProfileError(
             f"profile key {name!r} must be {'above 0' if name in _POSITIVE else '0 or more'}, not {value!r}"
         )
-    if name == "oom_probability" and value > 1:
+    if name in _SHARES and value > 1:
         raise ProfileError(f"profile key {name!r} must be at most 1, not {value!r}")
 
 
