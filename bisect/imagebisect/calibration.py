@@ -31,6 +31,9 @@ DOUBTED = 0.4
 DOUBTED_MAJORITY = 0.25
 """The same for the closest majority of three or more."""
 
+TORN = 2.5
+"""Spreads of starts that the closest majority of an end may lie apart before equal ends are said to be equal."""
+
 DRIFTING = 0.4
 """A drift is believed at the ends where the starts' spread is below this share of what it was, once it is out."""
 
@@ -170,6 +173,14 @@ def _doubted(side: Sequence[Start], effect: float, scale: Scale) -> bool:
     return closest > max(DOUBTED_MAJORITY * abs(effect), 5 * scale.noise.between)
 
 
+def _torn(side: Sequence[Start], found: Difference, scale: Scale) -> bool:
+    """Whether no majority of an end's starts lies together, so that nobody knows where it is."""
+    places = sorted(start.place for start in side)
+    needed = len(places) // 2 + 1
+    closest = min(places[i + needed - 1] - places[i] for i in range(len(places) - needed + 1))
+    return closest > max(scale.floor, 5 * scale.noise.between, TORN * found.spread)
+
+
 def _without_drift(good: Sequence[Start], bad: Sequence[Start]) -> tuple[Sequence[Start], Sequence[Start]]:
     """The starts with a drift of the host taken out, where three of each end show one plainly."""
     if min(len(good), len(bad)) < EQUIVALENCE_STARTS:
@@ -196,7 +207,11 @@ def compare(good: Sequence[Start], bad: Sequence[Start], scale: Scale) -> tuple[
             return Ends.REPRODUCED, found
         if fewest >= EQUIVALENCE_STARTS:
             return Ends.IMPROVED, found
-    if fewest >= EQUIVALENCE_STARTS and found.drop + found.half_width() < scale.floor:
+    if (
+        fewest >= EQUIVALENCE_STARTS
+        and found.drop + found.half_width() < scale.floor
+        and not (_torn(good, found, scale) or _torn(bad, found, scale))
+    ):
         return Ends.NOT_REPRODUCED, found
     return (Ends.INCONCLUSIVE if spent else Ends.MORE), found
 

@@ -50,6 +50,15 @@ FRESH_MOST = 10
 LUCK_BAD = 0.005
 """Chance accepted that all the bad starts of the first bad build were slow by themselves."""
 
+USEFUL = 0.01
+"""Bits that a start must be expected to tell; below that the pair that is likeliest is put to the proof instead."""
+
+LUCK_LONE = 0.0001
+"""The same where nothing but its own starts says that it is bad."""
+
+OFF_BAD = 3.0
+"""A first bad build so many standard errors off the bad level is not what the others are."""
+
 LOOKS = 6
 """Starts of one build for searching."""
 
@@ -326,10 +335,16 @@ class Inquiry:
         always = isinstance(belief, Survival) and belief.bad_rate > ALWAYS
         if chance < (SETTLED_EVENT if always else SETTLED):
             wish = self._search(low, high, belief, separators)
-            plain = always or isinstance(belief, Fit)
-            if wish and plain and chance >= LIKELY and wish.build in (last, first) and self.tested(wish.build):
-                # another start of a member of the pair might as well be its proof
-                return self._ask_fresh(last, first, chance, belief, lacking=[wish.build])
+            if wish and chance >= LIKELY:
+                if always and wish.build in (last, first) and self.tested(wish.build):
+                    # another start of a member of the pair might as well be its proof
+                    return self._ask_fresh(last, first, chance, belief, lacking=[wish.build])
+                if wish.gains[wish.build] < USEFUL:
+                    if max(len(self._fresh(build, (last, first))) for build in (last, first)) >= self._most_fresh(
+                        belief
+                    ):
+                        return self._suspects(separators, belief, "noise", "starts of one build disagree too much")
+                    return self._ask_fresh(last, first, chance, belief)
             return wish or self._suspects(separators, belief, "noise", "starts of one build disagree too much")
         wrong = self._wrong_side(low, high, last, first, belief)
         if wrong is not None:
@@ -356,6 +371,9 @@ class Inquiry:
                         best, reach = (separators[i], separators[j]), j - i
                     break
         return Found(last=best[0], first=best[1], chance=belief.mass(*best), reason=reason, detail=detail)
+
+    def _most_fresh(self, belief: Fit | Survival) -> int:
+        return FRESH_MOST if isinstance(belief, Fit) else max(FRESH_MOST, math.ceil(6 / belief.bad_rate))
 
     def _searched(self, build: int) -> int:
         return sum(o.confirming is None for o in self.evidence.observations.get(build, ()))
@@ -500,7 +518,7 @@ class Inquiry:
         proven = (
             looks >= 1
             and all(good >= 2 and good * 2 > count for good, count in fits)
-            and belief.slow ** fits[1][0] < LUCK_BAD
+            and belief.slow ** fits[1][0] < (LUCK_LONE if self._lonely(first, belief) else LUCK_BAD)
             and chance >= CONFIRMED
             and self._fresh_apart(pair, fresh, belief, looks)
         )
@@ -525,6 +543,14 @@ class Inquiry:
         if max(len(one) for one in fresh) >= FRESH_MOST:
             return self._suspects(separators, belief, "noise", "the difference is below this host's noise")
         return self._ask_fresh(last, first, chance, belief)
+
+    def _lonely(self, first: int, belief: Fit) -> bool:
+        """Whether no other build says that a first bad one is bad: none after it was started, or it lies off their level."""
+        if first >= belief.last_started:
+            return True
+        own = [float(belief.places[number]) for number in belief.of(first)]
+        clean = math.hypot(belief.repeat, belief.within) / math.sqrt(len(own))
+        return abs(sum(own) / len(own) - belief.bad) > OFF_BAD * clean
 
     def _fresh_apart(self, pair: tuple[int, int], fresh: Sequence[Sequence[int]], belief: Fit, looks: int) -> bool:
         """Whether the fresh starts alone differ by enough."""
@@ -553,8 +579,7 @@ class Inquiry:
         needed = CONFIRMED if belief.bad_rate > ALWAYS else CONFIRMED_FLAKY
         if good_done and bad_done and chance >= needed:
             return self._found(last, first, chance, separators)
-        most = max(FRESH_MOST, math.ceil(6 / belief.bad_rate))
-        if max(len(one) for one in values) >= most:
+        if max(len(one) for one in values) >= self._most_fresh(belief):
             return self._suspects(separators, belief, "noise", "it fails too seldom to be told apart here")
         lacking = [build for build, done in zip(pair, (good_done, bad_done), strict=True) if not done] or list(pair)
         return self._ask_fresh(last, first, chance, belief, lacking=lacking)

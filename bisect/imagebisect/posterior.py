@@ -125,6 +125,11 @@ class Fit:
         low, high = self.bad + MIDDLE * self.effect, self.good - MIDDLE * self.effect
         return low < places[0] and places[-1] < high
 
+    @property
+    def last_started(self) -> int:
+        """The last build of the range that was started."""
+        return max(start.build for start in self.starts)
+
     @cached_property
     def _by_build(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
@@ -326,6 +331,26 @@ class _Em:
             return level, False
         return middle, True
 
+    def repeats_drift(self) -> bool:
+        """Whether starts of one build drift as all do: a step that was reached late looks like a drift too."""
+        pairs = sorted(
+            ((two.place - one.place) / (two.at - one.at), abs(two.at - one.at))
+            for number, one in enumerate(self.starts)
+            for two in self.starts[number + 1 :]
+            if one.build == two.build and one.at != two.at
+        )
+        if not pairs:
+            return False
+        half, passed, slope = sum(weight for _, weight in pairs) / 2, 0.0, pairs[-1][0]
+        for found, weight in pairs:
+            passed += weight
+            if passed >= half:
+                slope = found
+                break
+        longest = max(weight for _, weight in pairs)
+        error = math.sqrt(2 * self.repeat) / longest
+        return abs(self.drift - slope) <= max(abs(self.drift) / 2, 2 * error)
+
     def run(self, *, drifting: bool) -> None:
         for _ in range(ROUNDS):
             self.step(learn=True, drifting=drifting)
@@ -372,4 +397,4 @@ def fit(starts: Sequence[Start], low: int, high: int, scale: Scale, marks: Mappi
     drifting = _Em(inside, low, high, scale, marks or {})
     drifting.begin_drifting()
     drifting.run(drifting=True)
-    return drifting.fit() if abs(drifting.drift_t) > DRIFT_T else plain.fit()
+    return drifting.fit() if abs(drifting.drift_t) > DRIFT_T and drifting.repeats_drift() else plain.fit()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from imagebisect import endings
-from imagebisect.calibration import LARGE_ENOUGH, MOST_STARTS, Ends, compare, difference, quantile
+from imagebisect.calibration import EQUIVALENCE_STARTS, LARGE_ENOUGH, MOST_STARTS, Ends, compare, difference, quantile
 from imagebisect.domain import Plan, Status, Target, TargetResult, TargetRole
 from imagebisect.evidence import Evidence, Question, question
 from imagebisect.inquiry import Contradiction, Found, Inquiry, Wish
@@ -308,6 +308,10 @@ def stand(ask: Question, evidence: Evidence, elsewhere: Floats | None = None) ->
     if one.reason == "noise" and isinstance(belief, Fit):
         ends = inquiry.between(ask.good, ask.bad, belief)
         if ends.t < quantile(0.995, ends.df):
+            few = (len(inquiry.starts[end]) < EQUIVALENCE_STARTS for end in (ask.good, ask.bad))
+            more = _more(inquiry, wanted=(next(few), next(few)))
+            if more is not None:
+                return more
             # all starts together no longer say that the ends differ: the first ones were luck
             text = endings.inconclusive(inquiry, ends)
             return _ended(inquiry, endings.result(inquiry, Status.INCONCLUSIVE, "noise", sentence=text))

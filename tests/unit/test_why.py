@@ -191,7 +191,7 @@ def test_a_second_step_is_told_by_its_own_part_of_the_range():
     found = explain(report_runs.searched(truth, run_events.plan(24)))
 
     parts = {(s.targets[0].then.low, s.targets[0].then.high) for s in found.starts if s.targets[0].then}
-    assert len(parts) == 3
+    assert len(parts) >= 3
     assert found.ends[0].status == "confirmed"
     confirming = [start for start in found.starts if start.purpose == "confirm"]
     assert all(start.targets[0].then.bits < 0.5 for start in confirming)
