@@ -61,7 +61,8 @@ def kill_and_compare(
     assert last.returncode == 10, last.stderr
     assert answer(json.loads(last.stdout)) == answer(json.loads(whole.stdout))
     torn, clean = finished(folder.path), finished(cwd / "results" / "whole")
-    assert not torn - Counter({key: clean.get(key, 0) + (key not in clean) for key in torn})
+    extra = torn - Counter({key: clean.get(key, 0) + (key not in clean) for key in torn})
+    assert not extra, extra
 
 
 def answer(report: dict[str, Any]) -> list[dict[str, Any]]:

@@ -402,8 +402,12 @@ class Inquiry:
             pair=self.bracket(low, high, belief),
             fit=belief if isinstance(belief, Fit) else None,
             gains={b: float(gains[b - low]) for b in able},
-            wants=frozenset(b for b in able if 0.02 < expected[b - low] < 0.98) | {build},
+            wants=frozenset(b for b in able if self._undecided(b, belief, float(expected[b - low]))) | {build},
         )
+
+    def _undecided(self, build: int, belief: Fit | Survival, chance: float) -> bool:
+        """Whether a start that is made anyway should measure this target, too: not where its own starts settle it."""
+        return 0.02 < chance < 0.98 and belief.verdict(build) in (Verdict.UNCLEAR, Verdict.OTHER)
 
     def _gains(self, low: int, high: int, belief: Fit | Survival) -> Floats:
         skips = [b for b in range(low, high + 1) if self.untestable(b)]

@@ -407,7 +407,8 @@ def decide(ask: Question, scenarios_of: Mapping[str, tuple[str, ...]]) -> Probe 
     wanted: list[Target] = [s.evidence.target for s in sharing]
     reps = {s.evidence.target.name: s.rule for s in sharing}
     ends = build in (ask.good, ask.bad)
-    enough = WATCHED_STARTS if ends else 1 if chosen.wish.purpose == "confirm" else 0
+    before = min(len(s.evidence.observations.get(build, ())) for s in sharing)
+    enough = min(WATCHED_STARTS, before + 1) if ends else 1 if chosen.wish.purpose == "confirm" else 0
     for standing in found:
         evidence = standing.evidence
         if evidence.target.role is TargetRole.WATCH and evidence.server == server:
