@@ -356,7 +356,7 @@ def test_a_server_that_never_ends_is_ended(runtime, begin, left):
     spec = begin(code, stop_s=1.0)
 
     with start(runtime, spec) as running:
-        until(lambda: "up" in spec.log_path.read_text())
+        until(lambda: spec.log_path.exists() and "up" in spec.log_path.read_text())
         began = time.monotonic()
     took = time.monotonic() - began
 
