@@ -65,7 +65,7 @@ def test_a_changed_model_is_not_measured_on(tmp_path):
     model = tmp_path / "m"
     model.mkdir()
     (model / "config.json").write_text('{"vocab_size": 50000}')
-    text = worlds.SUITE.replace("schema: 1\n", "schema: 1\nmodel: {path: m, at: /models/m}\n")
+    text = worlds.ONE_TARGET.replace("schema: 1\n", "schema: 1\nmodel: {path: m, at: /models/m}\n")
     images, suite = worlds.write(tmp_path, worlds.planted(2, slow_from=1, hungry_from=9), text)
     first = worlds.bisect("run", "--images", str(images), "--suite", str(suite), "--name", "r", cwd=tmp_path)
     assert first.returncode == 10, first.stderr
@@ -80,7 +80,7 @@ def test_a_changed_model_is_not_measured_on(tmp_path):
 
 def test_a_changed_flag_within_a_run_stops_it(tmp_path):
     """A start that differs from the others by more than the build is refused before it is made."""
-    images, suite = worlds.write(tmp_path, worlds.planted(4, slow_from=2, hungry_from=9))
+    images, suite = worlds.write(tmp_path, worlds.planted(4, slow_from=2, hungry_from=9), worlds.ONE_TARGET)
     arguments = ("run", "--images", str(images), "--suite", str(suite), "--name", "r", "--json")
     first = worlds.bisect(*arguments, "--results", "results", cwd=tmp_path)
     assert first.returncode == 10, first.stderr
@@ -96,7 +96,7 @@ def test_a_changed_flag_within_a_run_stops_it(tmp_path):
 
 def test_a_refused_run_leaves_no_folder(tmp_path):
     """What cannot begin (results in use, no docker daemon) leaves nothing that a reboot would go on with."""
-    images, suite = worlds.write(tmp_path, worlds.planted(2, slow_from=1, hungry_from=9))
+    images, suite = worlds.write(tmp_path, worlds.planted(2, slow_from=1, hungry_from=9), worlds.ONE_TARGET)
     (tmp_path / "docker.yaml").write_text(
         "schema: 1\nrepository: localhost:1/x\nbuilds:\n"
         f"  - {{name: a, digest: 'sha256:{'1' * 64}'}}\n  - {{name: b, digest: 'sha256:{'2' * 64}'}}\n"
