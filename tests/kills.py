@@ -99,6 +99,6 @@ def kill_and_compare(
 
 
 def answer(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a report says of each target, without the numbers."""
+    """What a report says of each target that is searched, without the numbers: what is only watched is left to noise."""
     keys = ("name", "status", "reason", "last_good", "first_bad", "suspects")
-    return [{key: target[key] for key in keys} for target in report["targets"]]
+    return [{key: target[key] for key in keys} for target in report["targets"] if target["role"] == "bisect"]
