@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 import worlds
 from imagebisect.ledger import RunFolder
 
@@ -13,6 +15,7 @@ def by_target(report):
     return {entry["name"]: entry for entry in report["targets"]}
 
 
+@pytest.mark.alone
 def test_every_complaint_gets_its_own_first_bad_build(tmp_path):
     """Two planted regressions, a build that refuses a flag: each target ends at its own build."""
     profiles = worlds.planted(8, slow_from=5, hungry_from=3, special={4: {"unknown_flags": ["--max-num-seqs"]}})
