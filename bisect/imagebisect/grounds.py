@@ -23,7 +23,7 @@ from imagebisect.calibration import (
 )
 from imagebisect.domain import LevelSummary, Status, TargetResult, Verdict
 from imagebisect.evidence import Evidence, Question
-from imagebisect.inquiry import CONFIRMED, CONFIRMED_FLAKY, LUCK_BAD, SMALLEST, Inquiry
+from imagebisect.inquiry import CONFIRMED, CONFIRMED_FLAKY, LUCK_BAD, LUCK_LONE, SMALLEST, Inquiry
 from imagebisect.posterior import DECIDED, FAR, Fit
 from imagebisect.repetition import RepRule
 from imagebisect.search import Standing
@@ -339,6 +339,7 @@ def _pair_tests(inquiry: Inquiry, belief: Fit, pair: tuple[int, int], chance: fl
         own = [sign * float(belief.evidence[number]) for number in belief.of(build)]
         fits.append((sum(weight > 0 for weight in own), len(own)))
     luck = belief.slow ** fits[1][0]
+    allowed = LUCK_LONE if inquiry.lonely(pair[1], belief) else LUCK_BAD
     good, bad = fits
     what = "chance of the pair" if pair[1] - pair[0] == 1 else "chance of the stretch"
     tests = [
@@ -357,9 +358,9 @@ def _pair_tests(inquiry: Inquiry, belief: Fit, pair: tuple[int, int], chance: fl
         ),
         Test(
             what="chance that the bad starts were slow by luck",
-            needed=f"< {LUCK_BAD}",
+            needed=f"< {allowed}",
             got=f"{luck:.2g}",
-            passed=luck < LUCK_BAD,
+            passed=luck < allowed,
         ),
     ]
     if looks:

@@ -518,7 +518,7 @@ class Inquiry:
         proven = (
             looks >= 1
             and all(good >= 2 and good * 2 > count for good, count in fits)
-            and belief.slow ** fits[1][0] < (LUCK_LONE if self._lonely(first, belief) else LUCK_BAD)
+            and belief.slow ** fits[1][0] < (LUCK_LONE if self.lonely(first, belief) else LUCK_BAD)
             and chance >= CONFIRMED
             and self._fresh_apart(pair, fresh, belief, looks)
         )
@@ -544,7 +544,7 @@ class Inquiry:
             return self._suspects(separators, belief, "noise", "the difference is below this host's noise")
         return self._ask_fresh(last, first, chance, belief)
 
-    def _lonely(self, first: int, belief: Fit) -> bool:
+    def lonely(self, first: int, belief: Fit) -> bool:
         """Whether no other build says that a first bad one is bad: none after it was started, or it lies off their level."""
         if first >= belief.last_started:
             return True
