@@ -51,9 +51,11 @@ def test_after_a_kill_clean_ends_the_command_with_all_it_started(tmp_path, holdi
     holding.wait()
     assert worlds.group_members(CHILD)
 
-    done = worlds.bisect("clean", cwd=tmp_path)
+    # without an engine: containers of the tests beside this one are no business of its, and not every machine has one
+    done = worlds.bisect("clean", cwd=tmp_path, DOCKER_HOST="unix:///nowhere/docker.sock")
 
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 20, done.stderr
+    assert "removed process group" in done.stdout
     wait_for(CHILD, there=False, within_s=5)
     wait_for(PARENT, there=False, within_s=5)
 
