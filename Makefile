@@ -34,12 +34,12 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY)
 	$(BIN)/bisect demo
 
-# Containers beside the rest that does not mind; what times real processes has the machine to itself at the end.
+# Most tests wait, so they wait side by side; what times real processes has the machine to itself at the end.
 test: $(READY)
 	@$(BIN)/pytest tests/docker & containers=$$!; \
 	$(BIN)/pytest -n 2 tests/unit; units=$$?; \
+	$(BIN)/pytest -n 5 --dist worksteal -m "not alone" tests/e2e; processes=$$?; \
 	wait $$containers; containers=$$?; \
-	$(BIN)/pytest -n 3 -m "not alone" tests/e2e; processes=$$?; \
 	$(BIN)/pytest -m "alone or vllm" tests/e2e tests/vllm; timed=$$?; \
 	echo "exit codes: unit $$units, containers $$containers, processes $$processes, timed $$timed"; \
 	[ $$units = 0 ] && [ $$containers = 0 ] && [ $$processes = 0 ] && [ $$timed = 0 ]

@@ -18,6 +18,7 @@ from dataclasses import replace
 import pytest
 
 import registry_server
+import worlds
 from imagebisect.domain import Build, ImageSource, Mount, Overrides, Server
 from imagebisect.errors import BisectError, EnvironmentFault, Interrupted, StartFailed
 from imagebisect.interrupt import StopFlag
@@ -25,7 +26,6 @@ from imagebisect.outcome import Cause
 from imagebisect.runtime import render
 from imagebisect.runtime.base import StartSpec
 from imagebisect.runtime.docker import DockerRuntime
-from worlds import profile
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(180)]
 
@@ -47,7 +47,7 @@ def prepare(runtime, build, *, progress=lambda _done, _total: None, stop=None, i
 @pytest.fixture(scope="session")
 def image(stand_in_images) -> str:
     """One stand-in image by digest; only the registry has it until something pulls it."""
-    return stand_in_images([profile(version="0.26.1rc1.dev7", seed=99)])[0]
+    return stand_in_images([worlds.profile(version="0.26.1rc1.dev7", seed=99)])[0]
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def healthy(url: str) -> bool:
 
 def test_an_image_is_pulled_once_and_says_what_it_is(runtime, stand_in_images, engine):
     """The first look pulls with progress; the second finds it here. Commit and version come from its labels."""
-    reference = stand_in_images([profile(version="0.26.1rc1.dev8", seed=12345)])[0]
+    reference = stand_in_images([worlds.profile(version="0.26.1rc1.dev8", seed=12345)])[0]
     told = []
 
     first = prepare(runtime, build_of(reference), progress=lambda done, total: told.append((done, total)))
@@ -356,7 +356,7 @@ def test_a_server_that_never_ends_is_ended(runtime, begin, left):
     spec = begin(code, stop_s=1.0)
 
     with start(runtime, spec) as running:
-        until(lambda: "up" in spec.log_path.read_text())
+        until(lambda: spec.log_path.exists() and "up" in spec.log_path.read_text())
         began = time.monotonic()
     took = time.monotonic() - began
 
@@ -506,6 +506,21 @@ def test_what_a_killed_run_left_is_found_and_removed(runtime, left, harness):
     removed = runtime.reap(None)
 
     assert any(f"container bisect-{left.run}-0009" in line for line in removed)
+    assert left() == []
+
+
+def test_clean_removes_what_a_killed_run_left_and_says_so(tmp_path, left, harness):
+    """`bisect clean` beside an engine: shown with --dry-run, then removed, exit code 0."""
+    harness.kill()
+    harness.wait()
+
+    shown = worlds.bisect("clean", "--dry-run", cwd=tmp_path)
+    assert len(left()) == 2
+    done = worlds.bisect("clean", cwd=tmp_path)
+
+    assert shown.returncode == done.returncode == 0, shown.stderr + done.stderr
+    assert f"would remove container bisect-{left.run}-0009" in shown.stdout
+    assert f"removed container bisect-{left.run}-0009" in done.stdout
     assert left() == []
 
 

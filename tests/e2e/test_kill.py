@@ -26,7 +26,7 @@ def test_ten_kills_change_nothing(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_stop_once_is_clean_and_names_the_resume_command(tmp_path, number):
     """SIGTERM, or a dropped ssh, during a start: exit 130, the server is gone, resume finishes the job."""
-    images, suite = worlds.write(tmp_path, worlds.planted(4, slow_from=2, hungry_from=9))
+    images, suite = worlds.write(tmp_path, worlds.planted(4, slow_from=2, hungry_from=9), worlds.ONE_TARGET)
     process = subprocess.Popen(
         [sys.executable, "-m", "imagebisect", "run", "--images", str(images), "--suite", str(suite), "--name", "s"],
         cwd=tmp_path,
@@ -48,7 +48,7 @@ def test_stop_once_is_clean_and_names_the_resume_command(tmp_path, number):
 
 def test_a_new_run_removes_what_a_dead_one_left(tmp_path):
     """Kill -9 leaves a server; the next run, of another folder, ends it before it measures."""
-    images, suite = worlds.write(tmp_path, worlds.planted(2, slow_from=1, hungry_from=9))
+    images, suite = worlds.write(tmp_path, worlds.planted(2, slow_from=1, hungry_from=9), worlds.ONE_TARGET)
     command = ["run", "--images", str(images), "--suite", str(suite), "--results"]
     with (tmp_path / "dead.log").open("wb") as log:
         process = subprocess.Popen(
@@ -70,7 +70,7 @@ def test_a_new_run_removes_what_a_dead_one_left(tmp_path):
 
 def test_nobody_reading_the_progress_is_no_reason_to_stop(tmp_path):
     """`2> >(head -2)`: the answer comes all the same."""
-    images, suite = worlds.write(tmp_path, worlds.planted(2, slow_from=1, hungry_from=9))
+    images, suite = worlds.write(tmp_path, worlds.planted(2, slow_from=1, hungry_from=9), worlds.ONE_TARGET)
     process = subprocess.Popen(
         [sys.executable, "-m", "imagebisect", "run", "--images", str(images), "--suite", str(suite), "--json"],
         cwd=tmp_path,

@@ -20,8 +20,6 @@ from imagebisect.outcome import Cause
 from imagebisect.scenario import Command, Growth, IdleMemory, Metric, MetricKind, OomProbe, Prefill
 from imagebisect.simulator import events
 
-pytestmark = pytest.mark.alone
-
 PREFILL = Prefill(name="p", on="s", prompt_tokens=8000, reps=1)
 SLOW = {"prefill_tok_s": 8000, "noise": 0}
 """A second a rep: long enough for something to happen in it."""
@@ -66,6 +64,7 @@ def test_a_late_answer_makes_the_clocks_disagree(tmp_path):
     assert found.metrics.keys() <= {"min_free_mib"}
 
 
+@pytest.mark.alone
 def test_a_prompt_that_was_asked_before_hits_the_cache_and_does_not_count(tmp_path):
     """Somebody sends the very prompt of the first rep beforehand: the hit is counted in tokens, the repeat is clean."""
     with started.context(tmp_path, SLOW) as context:
@@ -82,6 +81,7 @@ def test_a_prompt_that_was_asked_before_hits_the_cache_and_does_not_count(tmp_pa
     assert found.metrics["c1.prefill_tok_s"] == pytest.approx(8000, rel=0.1)
 
 
+@pytest.mark.alone
 def test_another_request_in_a_rep_is_noticed(tmp_path):
     """Somebody else uses the server while a rep is timed: the rep says so and is taken again."""
     with started.context(tmp_path, SLOW) as context:
@@ -94,6 +94,7 @@ def test_another_request_in_a_rep_is_noticed(tmp_path):
     assert second.invalid is None
 
 
+@pytest.mark.alone
 def test_a_newcomer_on_the_cards_spoils_the_rep_and_then_the_host(tmp_path):
     """A foreign process comes while a rep runs and stays: every attempt names it, and the host is at fault."""
     with started.context(tmp_path, SLOW) as context:
@@ -105,6 +106,7 @@ def test_a_newcomer_on_the_cards_spoils_the_rep_and_then_the_host(tmp_path):
     assert "another process on GPU 1: pid 4100000, 300 MiB" in found.failure.message
 
 
+@pytest.mark.alone
 def test_a_newcomer_that_leaves_spoils_only_its_rep(tmp_path):
     """It was there for one rep: that one is repeated, and the repeat counts."""
     with started.context(tmp_path, {**SLOW, "prefill_tok_s": 4000}) as context:
@@ -119,6 +121,7 @@ def test_a_newcomer_that_leaves_spoils_only_its_rep(tmp_path):
     assert found.failure is None
 
 
+@pytest.mark.alone
 def test_heat_spoils_a_rep_and_the_power_cap_does_not(tmp_path):
     """Thermal slowdown (0x40) makes a rep invalid; the ordinary software power cap (0x4) is how cards run."""
     with started.context(tmp_path / "hot", SLOW) as context:
@@ -148,6 +151,7 @@ def test_slow_is_told_from_stuck(tmp_path):
     assert "/health says 200; no progress in its metrics for" in stuck.failure.message
 
 
+@pytest.mark.alone
 def test_an_oom_beside_a_newcomer_says_nothing_of_the_build(tmp_path):
     """Somebody takes memory while the probe runs and the server runs out: the host is at fault, survival is left open."""
     probe = OomProbe(name="o", on="s", ladder=((8000, 1), (8000, 2)))

@@ -16,9 +16,8 @@ from imagebisect.interrupt import StopFlag
 from imagebisect.outcome import Cause
 from imagebisect.scenario import Command, Growth, IdleMemory, Ladder, Metric, MetricKind, Startup
 
-pytestmark = pytest.mark.alone
 
-
+@pytest.mark.alone
 def test_a_ladder_shows_an_effect_that_grows_with_length(tmp_path):
     """A build that is slow from 12,000 tokens on: short lengths keep their speed, the longest loses half."""
     ladder = Ladder(name="l", on="s", prompt_tokens=(4000, 8000, 16000), reps=2)
@@ -33,6 +32,7 @@ def test_a_ladder_shows_an_effect_that_grows_with_length(tmp_path):
     assert all(rep.cache_hit_tokens == 0 for rep in found.reps)
 
 
+@pytest.mark.alone
 def test_a_ladder_that_dies_keeps_its_lower_rungs(tmp_path):
     """Memory runs out at 16,000 tokens: the lengths before it are measured, the failure is named."""
     ladder = Ladder(name="l", on="s", prompt_tokens=(4000, 16000), reps=1)

@@ -13,14 +13,13 @@ from imagebisect.interrupt import StopFlag
 from imagebisect.outcome import Cause
 from imagebisect.scenario import Decode, IdleMemory, OomProbe, Prefill
 
-pytestmark = pytest.mark.alone
-
 
 def counted(measurement):
     """The reps that count."""
     return [rep for rep in measurement.reps if not rep.warmup and rep.invalid is None]
 
 
+@pytest.mark.alone
 def test_prefill_counts_exactly_and_warms_up_first(tmp_path):
     """Known speed in, known speed out, at C=1 and C=2; no cache hit, exact counts, warm-ups kept but not counted."""
     with started.context(tmp_path, {"prefill_tok_s": 20000, "noise": 0}) as context:
@@ -68,6 +67,7 @@ def test_without_a_first_look_the_logs_own_is_taken_and_said(tmp_path):
     assert found.metrics["non_kv_memory_mib"] > 0
 
 
+@pytest.mark.alone
 def test_without_cards_memory_is_absent_and_speed_is_not(tmp_path):
     """`gpus: none`: no memory metric is made up."""
     with started.context(tmp_path, gpus="none") as context:
@@ -79,6 +79,7 @@ def test_without_cards_memory_is_absent_and_speed_is_not(tmp_path):
     assert set(prefill.metrics) == {"c1.prefill_tok_s"}
 
 
+@pytest.mark.alone
 def test_decode_gives_combined_speed_and_time_per_token(tmp_path):
     """200 tok/s for each request: 5 ms a token, and twice the speed for two."""
     with started.context(tmp_path, {"decode_tok_s": 200, "noise": 0}) as context:
@@ -90,6 +91,7 @@ def test_decode_gives_combined_speed_and_time_per_token(tmp_path):
     assert found.metrics["c2.decode_tok_s"] == pytest.approx(400, rel=0.25)
 
 
+@pytest.mark.alone
 def test_a_server_that_lives_through_the_ladder_survived(tmp_path):
     """Every rung is in the record, with the least free memory seen."""
     with started.context(tmp_path) as context:
@@ -100,6 +102,7 @@ def test_a_server_that_lives_through_the_ladder_survived(tmp_path):
     assert found.metrics["min_free_mib"] > 0
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("mask", ["none", "keyerror", "runtimeerror", "enginedead"])
 def test_an_oom_under_concurrency_is_found_whatever_masks_it(tmp_path, mask):
     """C=1 passes, C=2 kills the server: not survived, with the numbers, and which request it was."""
@@ -132,6 +135,7 @@ def test_another_death_says_nothing_about_memory(tmp_path, profile, cause):
     assert "survived" not in found.metrics
 
 
+@pytest.mark.alone
 def test_a_death_midway_keeps_what_was_measured(tmp_path):
     """C=1 was measured before C=2 killed the server; both are in the result."""
     profile = {"oom_at_request_from_tokens": 8000, "oom_from_concurrency": 2}
@@ -144,6 +148,7 @@ def test_a_death_midway_keeps_what_was_measured(tmp_path):
     assert found.reps[-1].invalid
 
 
+@pytest.mark.alone
 def test_no_answer_within_the_deadline_is_stuck(tmp_path):
     """`/health` says 200 and nothing comes: given up at the deadline, not before and not much after."""
     with started.context(tmp_path, {"stuck_from_tokens": 3000}, request_s=1.0) as context:
@@ -166,6 +171,7 @@ def test_wrong_counts_are_no_measurement(tmp_path):
     assert all("asked 4000 prompt tokens, the server counted 3993" in reason for reason in invalid)
 
 
+@pytest.mark.alone
 def test_a_rep_that_compiled_is_repeated(tmp_path):
     """The full length compiles on its first use: that rep is marked, taken again, and slows no number."""
     with started.context(tmp_path, {"jit_penalty_s": 0.5, "noise": 0}) as context:
@@ -190,6 +196,7 @@ def test_a_stop_ends_a_round_at_once(tmp_path):
         timer.join()
 
 
+@pytest.mark.alone
 def test_two_scenarios_of_one_start_share_no_prefix(tmp_path):
     """The same lengths again, under other names: no prompt is ever sent twice."""
     with started.context(tmp_path) as context:
@@ -199,6 +206,7 @@ def test_two_scenarios_of_one_start_share_no_prefix(tmp_path):
             assert all(rep.cache_hit_tokens == 0 for rep in found.reps)
 
 
+@pytest.mark.alone
 def test_a_chat_endpoint_is_measured_by_the_servers_own_count(tmp_path):
     """Chat takes words, not ids: what the server counted is what the speed is made of."""
     with started.context(tmp_path, {"prefill_tok_s": 20000, "noise": 0}) as context:

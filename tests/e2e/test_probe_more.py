@@ -44,6 +44,7 @@ def when(folder: Path, event: str, *, number: int = 1, within_s: float = 60.0) -
     raise AssertionError(f"no {event} within {within_s} s")
 
 
+@pytest.mark.alone
 def test_variants_show_what_each_of_them_moved(tmp_path):
     """The pin relaxed by 64 MiB moves the pool and the free memory by 64 MiB, and no speed; it is one table."""
     worlds.write(tmp_path, worlds.planted(2, slow_from=9, hungry_from=9), worlds.SUITE + VARIANTS)

@@ -26,14 +26,6 @@ from imagebisect.runtime.process import ProcessRuntime
 SIMULATED = Build(name="sim", index=0, source=SimulatedSource(profile=worlds.profile(version="0.26.1rc1.dev7")))
 
 
-@pytest.fixture(autouse=True)
-def own_record(tmp_path, monkeypatch):
-    """A record of groups of this test's own, so that other runs on this host are out of the picture."""
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setenv("IMAGEBISECT_STATE_DIR", str(folder))
-
-
 @pytest.fixture
 def runtime() -> ProcessRuntime:
     """The runtime under test."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 import worlds
 from imagebisect.ledger import RunFolder
 
@@ -13,6 +15,7 @@ def by_target(report):
     return {entry["name"]: entry for entry in report["targets"]}
 
 
+@pytest.mark.alone
 def test_every_complaint_gets_its_own_first_bad_build(tmp_path):
     """Two planted regressions, a build that refuses a flag: each target ends at its own build."""
     profiles = worlds.planted(8, slow_from=5, hungry_from=3, special={4: {"unknown_flags": ["--max-num-seqs"]}})
@@ -65,7 +68,7 @@ def test_a_changed_model_is_not_measured_on(tmp_path):
     model = tmp_path / "m"
     model.mkdir()
     (model / "config.json").write_text('{"vocab_size": 50000}')
-    text = worlds.SUITE.replace("schema: 1\n", "schema: 1\nmodel: {path: m, at: /models/m}\n")
+    text = worlds.ONE_TARGET.replace("schema: 1\n", "schema: 1\nmodel: {path: m, at: /models/m}\n")
     images, suite = worlds.write(tmp_path, worlds.planted(2, slow_from=1, hungry_from=9), text)
     first = worlds.bisect("run", "--images", str(images), "--suite", str(suite), "--name", "r", cwd=tmp_path)
     assert first.returncode == 10, first.stderr
@@ -80,7 +83,7 @@ def test_a_changed_model_is_not_measured_on(tmp_path):
 
 def test_a_changed_flag_within_a_run_stops_it(tmp_path):
     """A start that differs from the others by more than the build is refused before it is made."""
-    images, suite = worlds.write(tmp_path, worlds.planted(4, slow_from=2, hungry_from=9))
+    images, suite = worlds.write(tmp_path, worlds.planted(4, slow_from=2, hungry_from=9), worlds.ONE_TARGET)
     arguments = ("run", "--images", str(images), "--suite", str(suite), "--name", "r", "--json")
     first = worlds.bisect(*arguments, "--results", "results", cwd=tmp_path)
     assert first.returncode == 10, first.stderr
@@ -96,7 +99,7 @@ def test_a_changed_flag_within_a_run_stops_it(tmp_path):
 
 def test_a_refused_run_leaves_no_folder(tmp_path):
     """What cannot begin (results in use, no docker daemon) leaves nothing that a reboot would go on with."""
-    images, suite = worlds.write(tmp_path, worlds.planted(2, slow_from=1, hungry_from=9))
+    images, suite = worlds.write(tmp_path, worlds.planted(2, slow_from=1, hungry_from=9), worlds.ONE_TARGET)
     (tmp_path / "docker.yaml").write_text(
         "schema: 1\nrepository: localhost:1/x\nbuilds:\n"
         f"  - {{name: a, digest: 'sha256:{'1' * 64}'}}\n  - {{name: b, digest: 'sha256:{'2' * 64}'}}\n"

@@ -31,6 +31,7 @@ def search(end_to_end, case, folder):
     return outcome, target
 
 
+@pytest.mark.alone
 def test_a_ten_percent_step_is_found_among_builds_that_cannot_start(end_to_end, tmp_path):
     """Twelve builds, four of them untestable, slow starts and slow reps: the tightest pair is named, and nothing else."""
     case = end_to_end.one_step(3, count=12)

@@ -23,8 +23,6 @@ from prometheus_client.parser import text_string_to_metric_families
 import imagebisect
 from imagebisect.simulator import cards
 
-pytestmark = pytest.mark.alone
-
 QUIET = {"noise": 0, "start_noise": 0, "first_request_penalty_s": 0, "boot_s": 0.1}
 PIN = "--kv-cache-memory-bytes=4294967296"
 FLAGS = ["--served-model-name=m", "--tensor-parallel-size=2", "--max-num-batched-tokens=4096", PIN]
@@ -218,6 +216,7 @@ def test_metrics_are_real_counters_that_prometheus_parses(start):
     assert 'num_gpu_blocks="32768"' in info
 
 
+@pytest.mark.alone
 def test_a_repeated_prompt_is_really_faster_and_counted_as_a_hit(start):
     """A real prefix cache; `cache_salt` keeps users apart; it can be switched off."""
     server = start().ready()
@@ -236,6 +235,7 @@ def test_a_repeated_prompt_is_really_faster_and_counted_as_a_hit(start):
 # ------------------------------------------------------------------------- timing
 
 
+@pytest.mark.alone
 def test_requests_take_the_time_their_profile_says(start):
     """Prefill at its rate, slower from a length on, C at once in C times the time, decode at its own rate."""
     server = start(long_from_tokens=16000, long_slowdown=1.87, decode_tok_s=100).ready()
@@ -248,6 +248,7 @@ def test_requests_take_the_time_their_profile_says(start):
     assert server.timed(ids(400, 300000), max_tokens=41) == pytest.approx(0.41, abs=0.06)
 
 
+@pytest.mark.alone
 def test_a_full_length_prompt_is_answered_on_time(start):
     """176,425 ids are a megabyte to read; the clock runs from the first byte."""
     server = start(*FLAGS, "--max-model-len=188160", prefill_tok_s=441062.5).ready()
@@ -259,6 +260,7 @@ def test_a_full_length_prompt_is_answered_on_time(start):
     assert server.metric("vllm:request_prefill_time_seconds_sum") == pytest.approx(1.2, abs=0.01)
 
 
+@pytest.mark.alone
 def test_the_first_request_of_a_process_is_slower_and_says_why(start):
     """Kernels compile on it, and on the first of a length where the profile says so; the log has vLLM's line."""
     server = start(first_request_penalty_s=0.3, jit_penalty_s=0.2).ready()
@@ -301,6 +303,7 @@ def test_the_same_requests_take_the_same_time_in_every_replay(start):
 # ------------------------------------------------------------------------- memory
 
 
+@pytest.mark.alone
 def test_a_live_server_shows_on_its_cards_and_more_while_it_works(start):
     """nvidia-smi sees idle memory, a batch's memory while a request runs, and nothing after the end."""
     server = start(*FLAGS, env={"CUDA_VISIBLE_DEVICES": "1,0"}).ready()
@@ -436,6 +439,7 @@ def test_memory_that_runs_out_kills_the_engine_behind_its_mask(start, mask, wrap
     assert text.index("OutOfMemoryError") < text.index("EngineDeadError")
 
 
+@pytest.mark.alone
 def test_the_same_build_lives_with_the_smaller_batch(start):
     """bt=4096 survives what bt=8192 does not, even four at a time; so does the older build at bt=8192."""
     hungry = start(overhead_mib=2178).ready()
@@ -445,6 +449,7 @@ def test_the_same_build_lives_with_the_smaller_batch(start):
         assert server.at_once([ids(8000, 10000 * n) for n in range(4)])[1] == [200] * 4
 
 
+@pytest.mark.alone
 def test_a_forced_oom_keeps_to_its_conditions(start):
     """Only from a length, a batch size and a concurrency on; sometimes, where that is said."""
     server = start(*HUNGRY, oom_at_request_from_tokens=4000, oom_from_concurrency=2, death_exit_code=1).ready()

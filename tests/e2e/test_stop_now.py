@@ -13,7 +13,7 @@ import worlds
 
 def test_twice_stops_at_once_and_leaves_nothing(tmp_path):
     """The second Ctrl-C ends a start in the middle: exit 130, no process left, the resume command, and it resumes."""
-    images, suite = worlds.write(tmp_path, worlds.planted(3, slow_from=1, hungry_from=9))
+    images, suite = worlds.write(tmp_path, worlds.planted(3, slow_from=1, hungry_from=9), worlds.ONE_TARGET)
     process = subprocess.Popen(
         [sys.executable, "-m", "imagebisect", "run", "--images", str(images), "--suite", str(suite), "--name", "now"],
         cwd=tmp_path,
