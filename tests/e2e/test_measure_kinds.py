@@ -55,6 +55,7 @@ def test_startup_has_our_clock_and_the_servers_parts(tmp_path):
     assert "init_engine_s" in found.metrics
 
 
+@pytest.mark.alone
 def test_growth_is_what_load_leaves_behind(tmp_path):
     """6 requests that each leave 40 MiB behind: 240 MiB; a build that leaves nothing grows by nothing."""
     growth = Growth(name="g", on="s", prompt_tokens=1000, output_tokens=2, rounds=6, samples=2, interval_s=0.05)
@@ -165,6 +166,7 @@ def test_a_stop_ends_a_command_at_once(tmp_path):
         assert time.monotonic() - begun < 8
 
 
+@pytest.mark.alone
 def test_a_blind_host_still_measures_what_it_can(tmp_path):
     """`gpus: none`: growth has no number and says why; the load itself was done."""
     growth = Growth(name="g", on="s", prompt_tokens=500, output_tokens=2, rounds=2, samples=1, interval_s=0.05)
